@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files written whole or not at all, and files read only when they are files."""
+
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from stackctl.errors import InputError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+# A stale temporary file is taken over at once; only a living writer makes us try again.
+_ATTEMPTS = 10_000
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Read a regular file of at most `limit` bytes.
+
+    Symbolic links are followed; a FIFO, device, socket or folder is refused without
+    waiting for it.
+
+    Args:
+        path: File to read.
+        limit: Largest accepted size, bytes.
+
+    Returns:
+        The file's bytes.
+
+    Raises:
+        InputError: The file is missing, unreadable, not a regular file or too large.
+    """
+    where = {"file": str(path)}
+    # Without O_NONBLOCK the open of a FIFO that nobody writes would never return.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        fd = os.open(path, flags)
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: no such file", kind="file-missing", where=where
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(
+            f"{path}: cannot be read: {reason}", kind="file-unreadable", where=where
+        ) from None
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise InputError(
+                f"{path}: expected a regular file, found {_file_type(found.st_mode)}",
+                kind="not-a-file",
+                where=where,
+            )
+        parts: list[bytes] = []
+        left = limit + 1
+        while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
+            parts.append(part)
+            left -= len(part)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read: {error.strerror}",
+            kind="file-unreadable",
+            where=where,
+        ) from None
+    finally:
+        os.close(fd)
+    if left <= 0:
+        size = max(found.st_size, limit + 1)
+        raise InputError(
+            f"{path}: {size:,} bytes; at most {limit:,} are accepted",
+            kind="file-too-large",
+            where=where,
+        )
+    return b"".join(parts)
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write a file whole or not at all, with exactly these permissions.
+
+    The bytes go to a temporary file in the same folder, reach the disk, and take the
+    name in one step. The temporary name is fixed and guarded by a lock: a writer that
+    was killed leaves a file which the next writer of the same path takes over, and two
+    writers at once take turns. A symbolic link at `path` is replaced, not followed.
+
+    Args:
+        path: File to write; its folder must exist.
+        data: All bytes of the file.
+        mode: Permission bits; the umask has no say.
+
+    Raises:
+        InputError: The disk is full (`disk-full`) or the folder cannot be written
+            (`not-writable`); the old file is untouched and nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.stackctl-tmp")
+    try:
+        fd = _own(temporary)
+        try:
+            try:
+                _write_all(fd, data)
+                os.fchmod(fd, mode)
+                os.fsync(fd)
+                os.rename(temporary, path)
+            except BaseException:
+                # Still under our lock, so the name is ours (or already gone).
+                temporary.unlink(missing_ok=True)
+                raise
+        finally:
+            os.close(fd)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _write_error(path, error) from None
+
+
+def _own(temporary: Path) -> int:
+    """Return a descriptor of an empty temporary file that only this call writes."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    for _ in range(_ATTEMPTS):
+        try:
+            fd = os.open(temporary, flags, 0o600)
+        except OSError as error:
+            if error.errno not in {errno.ELOOP, errno.ENXIO}:
+                raise
+            temporary.unlink(missing_ok=True)  # a link or a socket of that name
+            continue
+        try:
+            _lock(fd)
+            ours = os.fstat(fd)
+            try:
+                named = os.stat(temporary, follow_symlinks=False)
+            except FileNotFoundError:
+                named = None
+            if named is not None and os.path.samestat(ours, named):
+                if stat.S_ISREG(ours.st_mode) and ours.st_nlink == 1:
+                    os.ftruncate(fd, 0)
+                    return fd
+                # Truncating a hard link would empty somebody's file.
+                temporary.unlink(missing_ok=True)
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+    raise OSError(errno.EBUSY, "the temporary file stays taken", str(temporary))
+
+
+def _lock(fd: int) -> None:
+    """Wait for the exclusive lock, where the file system has locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name durable; a file system that cannot is not an error."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _write_error(path: Path, error: OSError) -> InputError:
+    where = {"file": str(path)}
+    if error.errno in _FULL:
+        return InputError(
+            f"{path}: cannot be written: {error.strerror}; the file is as before",
+            kind="disk-full",
+            hint="free some space (or raise the quota) and run the command again",
+            where=where,
+        )
+    return InputError(
+        f"{path}: cannot be written: {error.strerror}; the file is as before",
+        kind="not-writable",
+        hint=f"check that the folder {path.parent} exists and may be written",
+        where=where,
+    )
+
+
+def _file_type(mode: int) -> str:
+    names = {
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a character device",
+        stat.S_IFBLK: "a block device",
+    }
+    return names.get(stat.S_IFMT(mode), "something else")
