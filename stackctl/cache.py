@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache: downloads, the object store and what is known about both.
+
+Everything in it is derived and content-addressed: deleting it costs time, never a
+result. It is shared between projects and safe under parallel runs: files appear by
+rename, facts are rows of an SQLite file, and locks die with the process that held them.
+
+Layout below the cache folder:
+
+    store.git/            objects of bases and compositions (a bare repository)
+    downloads/<sha256>    archives, by their digest
+    facts.sqlite3         what was derived: base -> tree, step -> tree, blob -> SHA-256
+    locks/                lock files of running work
+"""
+
+import fcntl
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from stackctl.errors import InputError, UsageError
+from stackctl.git.store import Store
+
+FACTS_VERSION = 1
+"""Version of the meaning of all rows; another version starts with an empty table."""
+
+T = TypeVar("T")
+
+
+def default_cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the cache folder: `STACKCTL_CACHE_DIR`, else the user's cache folder.
+
+    Args:
+        environment: Variables to look at; the process's own by default.
+    """
+    variables = os.environ if environment is None else environment
+    explicit = variables.get("STACKCTL_CACHE_DIR")
+    if explicit:
+        return Path(explicit).expanduser().absolute()
+    xdg = variables.get("XDG_CACHE_HOME", "")
+    if xdg.startswith("/"):
+        return Path(xdg) / "stackctl"
+    try:
+        return Path.home() / ".cache" / "stackctl"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"stackctl-{os.getuid()}"
+
+
+def disk_error(error: OSError | sqlite3.Error, folder: Path) -> InputError:
+    """Return the error for a folder that cannot be written."""
+    return InputError(
+        f"cannot write to {folder}: {error}",
+        kind="cannot-write",
+        hint="free some space, or set STACKCTL_CACHE_DIR to a folder you can write to",
+        where={"file": str(folder)},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one part of the cache holds.
+
+    Attributes:
+        name: `store`, `downloads` or `facts`.
+        files: Number of files.
+        bytes: Their size in bytes.
+    """
+
+    name: str
+    files: int
+    bytes: int
+
+
+class Cache:
+    """One cache folder.
+
+    Args:
+        folder: Where it lies; created when something is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.downloads = folder / "downloads"
+        self._store: Store | None = None
+        self._database: sqlite3.Connection | None = None
+
+    @classmethod
+    def open(cls, folder: Path | None = None) -> "Cache":
+        """Open the cache, falling back to a private temporary one.
+
+        Args:
+            folder: The folder; by default `default_cache_folder()`. A folder that was
+                asked for and cannot be written is an error; the default one (a
+                read-only home) is replaced by a folder below the temporary folder.
+
+        Raises:
+            UsageError: The folder that was asked for cannot be used.
+        """
+        chosen = folder or default_cache_folder()
+        try:
+            chosen.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.access(chosen, os.W_OK | os.X_OK):
+                return cls(chosen)
+            problem: str = "it is not writable"
+        except OSError as error:
+            problem = error.strerror or str(error)
+        if folder is not None or os.environ.get("STACKCTL_CACHE_DIR"):
+            raise UsageError(
+                f"the cache folder {chosen} cannot be used: {problem}",
+                kind="no-cache",
+                hint="set STACKCTL_CACHE_DIR to a folder you can write to",
+            )
+        fallback = Path(tempfile.gettempdir()) / f"stackctl-{os.getuid()}"
+        try:
+            fallback.mkdir(mode=0o700, exist_ok=True)
+            status = fallback.lstat()
+        except OSError as error:
+            raise disk_error(error, fallback) from error
+        # Another user could have made that folder first, or a link in its place.
+        if status.st_uid != os.getuid() or status.st_mode & 0o170077 != 0o040000:
+            raise UsageError(
+                f"the cache folder {chosen} cannot be used ({problem}), and {fallback} "
+                "is not a private folder of yours",
+                kind="no-cache",
+                hint="set STACKCTL_CACHE_DIR to a folder you can write to",
+            )
+        return cls(fallback)
+
+    @property
+    def store(self) -> Store:
+        """The object store."""
+        if self._store is None:
+            try:
+                self._store = Store.create(self.folder / "store.git")
+            except OSError as error:
+                raise disk_error(error, self.folder) from error
+        return self._store
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._database is not None:
+            return self._database
+        path = self.folder / "facts.sqlite3"
+        for attempt in (1, 2):
+            connection = None
+            try:
+                connection = sqlite3.connect(path, timeout=60, isolation_level=None)
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+                if version != FACTS_VERSION:
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.execute("DROP TABLE IF EXISTS facts")
+                    connection.execute(
+                        "CREATE TABLE facts (kind TEXT, key BLOB, value BLOB, "
+                        "PRIMARY KEY (kind, key)) WITHOUT ROWID"
+                    )
+                    connection.execute(f"PRAGMA user_version = {FACTS_VERSION}")
+                    connection.execute("COMMIT")
+                self._database = connection
+                return connection
+            except sqlite3.OperationalError as error:
+                raise disk_error(error, self.folder) from error
+            except sqlite3.DatabaseError:
+                # A damaged file holds nothing that cannot be derived again.
+                if connection is not None:
+                    connection.close()
+                if attempt == 2:
+                    raise
+                path.unlink(missing_ok=True)
+        raise AssertionError("unreachable")
+
+    def _guarded(self, action: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._connect()
+        try:
+            return action(connection)
+        except sqlite3.OperationalError as error:
+            raise disk_error(error, self.folder) from error
+        except sqlite3.DatabaseError:
+            connection.close()
+            self._database = None
+            (self.folder / "facts.sqlite3").unlink(missing_ok=True)
+            return action(self._connect())
+
+    def get(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Look facts up.
+
+        Args:
+            kind: Which family of facts, like `step`.
+            keys: Keys to look for.
+
+        Returns:
+            The values of the keys that are known.
+        """
+        wanted = list(keys)
+
+        def select(connection: sqlite3.Connection) -> dict[bytes, bytes]:
+            found: dict[bytes, bytes] = {}
+            for start in range(0, len(wanted), 500):
+                part = wanted[start : start + 500]
+                marks = ",".join("?" * len(part))
+                found.update(
+                    connection.execute(
+                        "SELECT key, value FROM facts WHERE kind = ? "  # noqa: S608
+                        f"AND key IN ({marks})",
+                        (kind, *part),
+                    )
+                )
+            return found
+
+        return self._guarded(select) if wanted else {}
+
+    def put(self, kind: str, facts: Mapping[bytes, bytes]) -> None:
+        """Remember facts in one transaction.
+
+        Args:
+            kind: Which family of facts.
+            facts: Keys and values. A key's value never differs between writers.
+        """
+        if not facts:
+            return
+
+        def insert(connection: sqlite3.Connection) -> None:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany(
+                    "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)",
+                    [(kind, key, value) for key, value in facts.items()],
+                )
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+
+        self._guarded(insert)
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold a lock that other processes on this cache respect.
+
+        Args:
+            name: File-name-safe name of the work, like `download-<sha256>`.
+        """
+        folder = self.folder / "locks"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise disk_error(error, folder) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def usage(self) -> list[Usage]:
+        """Return what the cache holds, part by part."""
+        parts = []
+        for name, root in (
+            ("store", self.folder / "store.git"),
+            ("downloads", self.downloads),
+            ("facts", self.folder),
+        ):
+            files = size = 0
+            paths = root.glob("facts.*") if name == "facts" else root.rglob("*")
+            for path in paths:
+                try:
+                    status = path.lstat()
+                except FileNotFoundError:
+                    continue
+                if path.is_file():
+                    files += 1
+                    size += status.st_size
+            parts.append(Usage(name, files, size))
+        return parts
+
+    def clean(self, *, downloads: bool = True, store: bool = True) -> int:
+        """Delete parts of the cache.
+
+        Args:
+            downloads: Delete the downloaded archives.
+            store: Delete the object store and the facts.
+
+        Returns:
+            Bytes freed.
+        """
+        import shutil
+
+        before = sum(part.bytes for part in self.usage())
+        with self.lock("clean"):
+            if store:
+                if self._database is not None:
+                    self._database.close()
+                    self._database = None
+                self._store = None
+                # Facts go first: a fact without its objects would be a lie.
+                for path in self.folder.glob("facts.sqlite3*"):
+                    path.unlink(missing_ok=True)
+                shutil.rmtree(self.folder / "store.git", ignore_errors=True)
+            if downloads:
+                shutil.rmtree(self.downloads, ignore_errors=True)
+        return before - sum(part.bytes for part in self.usage())

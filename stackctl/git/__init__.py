@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hermetic git: commands, objects, patch text, application, trees."""

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared object store: one bare repository that git and this process both read.
+
+Reading an object here costs no process. Whatever real git writes into the store
+(merges, fallback applications, fetches) is found as well: loose objects and packs are
+looked up again when an id is not known yet.
+"""
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from stackctl.errors import PinError
+from stackctl.git.command import HermeticGit
+from stackctl.git.objects import (
+    BLOB,
+    COMMIT,
+    KIND_NAMES,
+    KIND_NUMBERS,
+    MODE_TREE,
+    TREE,
+    commit_tree_of,
+    iterate_tree,
+    object_id,
+)
+from stackctl.git.packs import Pack, PackWriter, remove_remains
+
+_CONFIG = b"""\
+[core]
+\trepositoryformatversion = 0
+\tfilemode = true
+\tbare = true
+\tlogAllRefUpdates = false
+[gc]
+\tauto = 0
+[maintenance]
+\tauto = false
+"""
+
+
+def create_bare(path: Path) -> None:
+    """Create an empty bare repository without templates, hooks or configuration.
+
+    Written here and not by `git init`, whose result depends on the user's templates and
+    default object format. Safe when several processes do it at once.
+
+    Args:
+        path: Folder of the repository.
+    """
+    from stackctl.fsutil import write_atomic
+
+    for folder in ("objects/pack", "objects/info", "refs/heads", "refs/tags"):
+        (path / folder).mkdir(parents=True, exist_ok=True)
+    for name, data in (
+        ("config", _CONFIG),
+        # HEAD must not name a branch that exists: newer gits read attributes from it.
+        ("HEAD", b"ref: refs/heads/none\n"),
+    ):
+        if not (path / name).exists():
+            write_atomic(path / name, data)
+
+
+class Store:
+    """Reads and writes objects of one repository.
+
+    Args:
+        git_dir: Folder of the (bare) repository.
+    """
+
+    def __init__(self, git_dir: Path) -> None:
+        self.git_dir = git_dir
+        self.git = HermeticGit(git_dir)
+        self._objects = git_dir / "objects"
+        self._packs: dict[str, Pack] = {}
+        self._recent: list[Pack] = []
+        self._alternates: list[Store] | None = None
+
+    @classmethod
+    def create(cls, git_dir: Path) -> "Store":
+        """Open a store, creating it where it is missing and tidying what is dead."""
+        if not (git_dir / "HEAD").exists():
+            create_bare(git_dir)
+        remove_remains(git_dir / "objects" / "pack")
+        return cls(git_dir)
+
+    def writer(self) -> PackWriter:
+        """Return a writer for a new pack of this store."""
+        return PackWriter(self._objects / "pack")
+
+    def refresh(self) -> bool:
+        """Look for packs that appeared since; return whether there were any."""
+        found = False
+        try:
+            names = [n for n in os.listdir(self._objects / "pack") if n.endswith("idx")]
+        except FileNotFoundError:
+            return False
+        for name in names:
+            if name not in self._packs:
+                try:
+                    pack = Pack(self._objects / "pack" / name)
+                except FileNotFoundError:
+                    continue
+                self._packs[name] = pack
+                self._recent.insert(0, pack)
+                found = True
+        return found
+
+    def _locate(self, oid: bytes) -> tuple[Pack, int] | None:
+        for _ in range(2):
+            for number, pack in enumerate(self._recent):
+                offset = pack.offset(oid)
+                if offset is not None:
+                    if number:
+                        # Neighbours of an object mostly lie in the same pack.
+                        self._recent.insert(0, self._recent.pop(number))
+                    return pack, offset
+            if not self.refresh():
+                return None
+        return None
+
+    def _loose(self, oid: bytes) -> tuple[int, bytes] | None:
+        name = oid.hex()
+        try:
+            data = (self._objects / name[:2] / name[2:]).read_bytes()
+        except FileNotFoundError:
+            return None
+        raw = zlib.decompress(data)
+        head, _, body = raw.partition(b"\0")
+        kind, _, size = head.partition(b" ")
+        if kind not in KIND_NUMBERS or int(size) != len(body):
+            raise PinError(f"object {name} is damaged", kind="bad-object")
+        return KIND_NUMBERS[kind], body
+
+    def _others(self) -> "list[Store]":
+        if self._alternates is None:
+            self._alternates = []
+            try:
+                text = (self._objects / "info" / "alternates").read_text()
+            except FileNotFoundError:
+                text = ""
+            for line in text.splitlines():
+                if line and not line.startswith("#"):
+                    folder = (self._objects / line).resolve()
+                    self._alternates.append(Store(folder.parent))
+        return self._alternates
+
+    def find(self, oid: bytes) -> tuple[int, bytes] | None:
+        """Return kind and content of an object, or None where it is missing.
+
+        Args:
+            oid: Raw id, 20 bytes.
+        """
+        place = self._locate(oid)
+        if place is not None:
+            return place[0].read_at(place[1], self.read_raw)
+        loose = self._loose(oid)
+        if loose is not None:
+            return loose
+        for other in self._others():
+            found = other.find(oid)
+            if found is not None:
+                return found
+        return None
+
+    def read_raw(self, oid: bytes) -> tuple[int, bytes]:
+        """Return kind and content of an object.
+
+        Raises:
+            PinError: The object is missing.
+        """
+        found = self.find(oid)
+        if found is None:
+            raise PinError(
+                f"object {oid.hex()} is missing from the store",
+                kind="missing-object",
+                hint="run `stackctl cache clean` and compose again",
+            )
+        return found
+
+    def read(self, oid: bytes, kind: int) -> bytes:
+        """Return the content of an object of a known kind.
+
+        Raises:
+            PinError: The object is missing, of another kind, or does not hash to its
+            id.
+        """
+        found, data = self.read_raw(oid)
+        if found != kind or object_id(kind, data) != oid:
+            raise PinError(
+                f"object {oid.hex()} is not the {KIND_NAMES[kind].decode()} it should "
+                "be, or its bytes are damaged",
+                kind="bad-object",
+                hint="run `stackctl cache clean` and compose again",
+            )
+        return data
+
+    def blob(self, oid: bytes) -> bytes:
+        """Return a blob's bytes, checked against their id."""
+        return self.read(oid, BLOB)
+
+    def tree(self, oid: bytes) -> bytes:
+        """Return a tree's raw content, checked against its id."""
+        return self.read(oid, TREE)
+
+    def commit(self, oid: bytes) -> bytes:
+        """Return a commit's raw content, checked against its id."""
+        return self.read(oid, COMMIT)
+
+    def commit_tree(self, commit: str) -> str:
+        """Return the hex id of a commit's tree."""
+        return commit_tree_of(self.commit(bytes.fromhex(commit)))
+
+    def __contains__(self, hex_id: str) -> bool:
+        oid = bytes.fromhex(hex_id)
+        if self._locate(oid) is not None:
+            return True
+        name = oid.hex()
+        if (self._objects / name[:2] / name[2:]).exists():
+            return True
+        return any(hex_id in other for other in self._others())
+
+    def walk(self, tree: str) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield path, mode and raw id of every file of a tree, in path order.
+
+        Args:
+            tree: Hex id of the tree.
+        """
+        return self._walk(b"", bytes.fromhex(tree))
+
+    def _walk(self, prefix: bytes, oid: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+        for name, mode, child, _ in iterate_tree(self.tree(oid)):
+            if mode == MODE_TREE:
+                yield from self._walk(prefix + name + b"/", child)
+            else:
+                yield prefix + name, mode, child
