@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A commit of a git repository as a base, fetched with the least that is needed.
+
+Without history that is one commit and its files (`--depth=1`, by id). The store then
+is a shallow repository: git keeps the list of cut commits in the file `shallow`, under
+a lock file of its own that it does not wait for. So fetches into one store take turns.
+"""
+
+import re
+from pathlib import Path
+
+from stackctl.base.pipconf import redact
+from stackctl.base.web import offline_error
+from stackctl.cache import Cache
+from stackctl.errors import PinError, RemoteError
+from stackctl.git.command import HermeticGit
+from stackctl.git.objects import COMMIT, KIND_NAMES
+from stackctl.git.store import Store
+from stackctl.model.ids import CommitId
+from stackctl.progress import SILENT, Progress
+
+_ALL = "2147483647"
+"""What git takes for a depth without end; it also completes what was cut before."""
+
+_NO_SUCH_COMMIT = re.compile(
+    rb"not our ref|unadvertised object|couldn't find remote ref|no such ref"
+    rb"|upload-pack: .*not a valid|remote end hung up.*allow"
+)
+_SCP = re.compile(r"[^/]+:")
+
+
+def repository(git: str, project: Path) -> tuple[str, bool]:
+    """Return what git is to fetch from, and whether it lies on this machine.
+
+    Args:
+        git: URL, `host:path`, or a path.
+        project: The folder from which a relative path counts.
+    """
+    if git.startswith("file://"):
+        return git, True
+    if "://" in git or _SCP.match(git):
+        return git, False
+    return str((project / Path(git).expanduser()).absolute()), True
+
+
+def _fetch(git: HermeticGit, *args: str) -> tuple[int, bytes]:
+    status, _, err = git.call(
+        "-c",
+        "fetch.unpackLimit=1",
+        "-c",
+        "fetch.fsckObjects=false",
+        "fetch",
+        "--quiet",
+        "--no-tags",
+        "--no-write-fetch-head",
+        "--no-auto-maintenance",
+        "--no-recurse-submodules",
+        *args,
+    )
+    return status, err
+
+
+def _tidy(store: Store) -> None:
+    """Remove what a fetch that was killed left; only called while no other can run."""
+    (store.git_dir / "shallow.lock").unlink(missing_ok=True)
+    folder = store.git_dir / "objects" / "pack"
+    for pattern in ("tmp_pack_*", "tmp_idx_*", "tmp_rev_*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def _is_complete(store: Store, commit: CommitId, *, history: bool) -> bool:
+    """Return whether a commit is there with all its files (and all its ancestors)."""
+    found = store.find(bytes.fromhex(commit))
+    if found is None:
+        return False
+    if found[0] != COMMIT:
+        kind = KIND_NAMES[found[0]].decode()
+        raise PinError(
+            f"{commit} is a {kind}, not a commit",
+            kind="not-a-commit",
+            hint="pin a commit; `git rev-parse NAME^{commit}` prints a tag's",
+            where={"commit": commit},
+        )
+    status, out, _ = store.git.call(
+        "rev-list", "--objects", "--missing=print", "--no-walk", commit
+    )
+    if status or re.search(rb"^\?", out, re.MULTILINE):
+        return False
+    if not history:
+        return True
+    try:
+        cut = set((store.git_dir / "shallow").read_text("ascii").split())
+    except FileNotFoundError:
+        cut = set()
+    status, out, _ = store.git.call("rev-list", commit)
+    return not status and cut.isdisjoint(out.decode("ascii").split())
+
+
+def fetch_commit(
+    url: str,
+    commit: CommitId,
+    *,
+    cache: Cache,
+    project: Path,
+    history: bool = False,
+    ref: str | None = None,
+    offline: bool = False,
+    progress: Progress = SILENT,
+) -> None:
+    """Bring a commit and its files into the cache's store.
+
+    Args:
+        url: Where it is: URL, `host:path`, or a path.
+        commit: The commit.
+        cache: The cache whose store takes it.
+        project: The folder from which a relative path counts.
+        history: Bring all its ancestors too.
+        ref: A ref that contains it, asked for where the server refuses ids; without
+            it, the refs that name the commit, then all branches and tags.
+        offline: Do not use the network.
+        progress: Told that a fetch begins.
+
+    Raises:
+        PinError: The repository does not have it, or it is no commit.
+        RemoteError: The repository cannot be reached.
+    """
+    store = cache.store
+    fact = bytes.fromhex(commit)
+    kind = "git-history" if history else "git-files"
+    if cache.get(kind, [fact]) and commit in store:
+        return
+    source, local = repository(url, project)
+    label = redact(source)
+    # Not looked at outside of the lock: git could be in the middle of a fetch.
+    with cache.lock("git-fetch"):
+        if not _is_complete(store, commit, history=history):
+            if offline and not local:
+                raise offline_error(f"commit {commit} of {label}", {"commit": commit})
+            _tidy(store)
+            progress.note(f"fetching {commit} from {label}")
+            _bring(store, source, label, commit, history, ref)
+        cache.put(kind, {fact: b"1"})
+
+
+def _bring(
+    store: Store,
+    source: str,
+    label: str,
+    commit: CommitId,
+    history: bool,
+    ref: str | None,
+) -> None:
+    git = HermeticGit(store.git_dir, network=True)
+    depth = f"--depth={_ALL if history else 1}"
+    status, err = _fetch(git, depth, "--", source, commit)
+    if not status and _is_complete(store, commit, history=history):
+        return
+    if status and not _NO_SUCH_COMMIT.search(err):
+        raise _unreachable(label, source, err)
+    for refs, reach in _other_ways(git, source, label, commit, depth, ref):
+        status, err = _fetch(git, reach, "--", source, *refs)
+        if not status and _is_complete(store, commit, history=history):
+            return
+    raise PinError(
+        f"commit {commit} is not in {label}",
+        kind="missing-commit",
+        hint="bring it from a repository that has it: git --git-dir="
+        f"{store.git_dir} fetch --depth=1 URL {commit}",
+        where={"commit": commit, "url": label},
+    )
+
+
+def _other_ways(
+    git: HermeticGit,
+    source: str,
+    label: str,
+    commit: CommitId,
+    depth: str,
+    ref: str | None,
+) -> list[tuple[list[str], str]]:
+    """Return the refs to fetch where the server refuses ids, cheapest first."""
+    status, out, err = git.call("ls-remote", "--quiet", "--", source)
+    if status:
+        raise _unreachable(label, source, err)
+    ways: list[tuple[list[str], str]] = []
+    named, branches = [], []
+    for line in out.decode("utf-8", "surrogateescape").splitlines():
+        oid, _, name = line.partition("\t")
+        if name == "HEAD" or name.endswith("^{}"):
+            if oid == commit and name.endswith("^{}"):
+                named.append(name.removesuffix("^{}"))
+            continue
+        if oid == commit:
+            named.append(name)
+        if name.startswith(("refs/heads/", "refs/tags/")):
+            branches.append(name)
+    if named:
+        ways.append((named[:1], depth))
+    everything = f"--depth={_ALL}"
+    if ref is not None:
+        ways.append(([ref], everything))
+    if branches:
+        ways.append((branches, everything))
+    return ways
+
+
+def _unreachable(label: str, source: str, err: bytes) -> RemoteError:
+    text = err.decode("utf-8", "replace").replace(source, label).strip()
+    # git quotes the URL it ended at, which may differ from the one it was given.
+    text = re.sub(r"(?<=://)[^/@\s']*@", "", text)
+    return RemoteError(
+        f"{label}: git cannot fetch: {text}",
+        kind="unreachable",
+        hint="check the URL, the network and your git credentials (`git ls-remote` "
+        "must work without asking)",
+        where={"url": label},
+    )
