@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Composing: base plus sets, a tree and a commit per patch, no work tree, no index.
+
+What a step makes follows from the commit below it and the bytes of its patch file
+alone, so steps are remembered by those two and a changed patch recomposes from there
+on.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from stackctl.base import ResolvedBase, resolve_base
+from stackctl.cache import Cache
+from stackctl.compose.digest import content_sha256
+from stackctl.compose.model import Composition, Step
+from stackctl.compose.plan import WHOLE, Selection, select
+from stackctl.compose.sources import PatchFile, patch_files
+from stackctl.errors import ConflictError, InputError, InternalError, StackctlError
+from stackctl.git.apply import Workspace
+from stackctl.git.objects import encode_commit
+from stackctl.git.patchtext.mail import read_patches
+from stackctl.git.patchtext.model import Patch
+from stackctl.model.canonical import canonical_json
+from stackctl.model.ids import CommitId, Sha256, TreeId
+from stackctl.model.series import PatchSet, Series
+from stackctl.progress import SILENT, Progress
+
+RULES = 1
+"""Version of the rules by which steps are made; part of every remembered step's key."""
+
+COMMITTER = b"stackctl <stackctl@localhost>"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to compose.
+
+    Attributes:
+        commits: Make a commit per step; without, only the final tree.
+        offline: Never use the network.
+        patch_ids: Compute each step's patch id.
+    """
+
+    commits: bool = True
+    offline: bool = False
+    patch_ids: bool = True
+
+
+def commit_of_patch(patch: Patch, tree: TreeId, parent: CommitId) -> bytes:
+    """Return the commit object's content for a patch.
+
+    Author, author date and message are the patch's own; the committer is fixed and the
+    committer date is the author's, so that the commit is the same everywhere.
+
+    Args:
+        patch: The patch.
+        tree: Hex id of the tree after it.
+        parent: Hex id of the commit before it.
+    """
+    author = patch.author
+    when = b"%d %s" % (author.seconds, author.zone)
+    return encode_commit(
+        tree,
+        (parent,),
+        b"%s <%s> %s" % (author.name, author.email, when),
+        b"%s %s" % (COMMITTER, when),
+        patch.message,
+    )
+
+
+def _first_key(base: ResolvedBase) -> bytes:
+    return sha256(f"compose/{RULES} {base.commit} {base.tree}".encode()).digest()
+
+
+def _next_key(key: bytes, file: PatchFile) -> bytes:
+    return sha256(key + bytes.fromhex(file.sha256)).digest()
+
+
+class Composer:
+    """Composes subsets of one series onto one base.
+
+    Args:
+        series: The series.
+        cache: Store and facts.
+        base: The resolved base.
+        options: How to compose.
+        progress: Told what is being done.
+    """
+
+    def __init__(
+        self,
+        series: Series,
+        cache: Cache,
+        base: ResolvedBase,
+        options: Options | None = None,
+        progress: Progress = SILENT,
+    ) -> None:
+        self.series = series
+        self.cache = cache
+        self.base = base
+        self.options = options or Options()
+        self.progress = progress
+
+    def compose(self, selection: Selection = WHOLE) -> Composition:
+        """Compose a subset of the series.
+
+        Args:
+            selection: Which sets.
+
+        Returns:
+            The composition; its objects are in the cache's store.
+
+        Raises:
+            ConflictError: A patch does not apply.
+            InputError: A patch cannot be read.
+        """
+        plan = [
+            (patch_set, self._files(patch_set))
+            for patch_set in select(self.series, selection)
+        ]
+        steps = self._chain(plan)
+        tree = steps[-1].tree if steps else self.base.tree
+        digest = content_sha256(self.cache, tree)
+        if not self.options.commits:
+            return Composition(self.base, steps, tree, None, digest)
+        commit = steps[-1].commit if steps else self.base.commit
+        return Composition(self.base, steps, tree, commit, digest)
+
+    def _files(self, patch_set: PatchSet) -> list[PatchFile]:
+        if not patch_set.composed:
+            return []
+        if patch_set.patches is None:
+            raise InputError(
+                f"set `{patch_set.name}` comes from pinned commits, which this version "
+                "cannot compose yet",
+                kind="not-supported",
+                hint="export its commits as patches: `stackctl export`",
+                where={"set": patch_set.name},
+            )
+        return patch_files(self.series, patch_set)
+
+    def _chain(
+        self, plan: Sequence[tuple[PatchSet, list[PatchFile]]]
+    ) -> tuple[Step, ...]:
+        files = [file for _, files in plan for file in files]
+        keys = []
+        key = _first_key(self.base)
+        for file in files:
+            key = _next_key(key, file)
+            keys.append(key)
+        known = self._known_prefix(files, keys)
+        made: dict[int, list[Step]] = dict(enumerate(known))
+        tree, commit = self.base.tree, self.base.commit
+        if known:
+            tree, commit = known[-1][-1].tree, known[-1][-1].commit or commit
+        if len(known) < len(files):
+            fresh = self._make(files[len(known) :], tree, commit)
+            for number, steps in enumerate(fresh, len(known)):
+                made[number] = steps
+            if self.options.commits:
+                self._remember(keys[len(known) :], fresh)
+        return self._in_order(plan, made)
+
+    def _in_order(
+        self,
+        plan: Sequence[tuple[PatchSet, list[PatchFile]]],
+        made: dict[int, list[Step]],
+    ) -> tuple[Step, ...]:
+        out: list[Step] = []
+        number = 0
+        for patch_set, files in plan:
+            if patch_set.disposition != "included":
+                out.append(self._not_composed(patch_set, out))
+            for file in files:
+                out += [replace(step, set=file.set) for step in made[number]]
+                number += 1
+        return tuple(out)
+
+    def _not_composed(self, patch_set: PatchSet, before: list[Step]) -> Step:
+        pull = patch_set.pull
+        return Step(
+            set=patch_set.name,
+            patch=None,
+            sha256=None,
+            head=pull.head if pull else None,
+            strategy=patch_set.strategy,
+            disposition="excluded"
+            if patch_set.disposition == "excluded"
+            else "superseded",
+            patch_id=None,
+            tree=before[-1].tree if before else self.base.tree,
+            commit=before[-1].commit if before else self.base.commit,
+        )
+
+    def _known_prefix(
+        self, files: Sequence[PatchFile], keys: Sequence[bytes]
+    ) -> list[list[Step]]:
+        facts = self.cache.get("step", keys)
+        known: list[list[Step]] = []
+        for file, key in zip(files, keys, strict=True):
+            if key not in facts:
+                break
+            rows = json.loads(facts[key])["steps"]
+            names = [file.name]
+            if len(rows) > 1:
+                names = [f"{file.name}#{number}" for number in range(1, len(rows) + 1)]
+            known.append(
+                [
+                    self._recall(file, name, row)
+                    for name, row in zip(names, rows, strict=True)
+                ]
+            )
+        # A fact outlives its objects where somebody deleted a part of the cache.
+        store = self.cache.store
+        while known:
+            last = known[-1][-1]
+            if last.tree in store and last.commit and last.commit in store:
+                break
+            known.pop()
+        if not self.options.commits:
+            known = [[replace(step, commit=None) for step in each] for each in known]
+        return known
+
+    @staticmethod
+    def _recall(file: PatchFile, name: str, row: dict[str, str | None]) -> Step:
+        tree, commit = row["tree"], row["commit"]
+        if tree is None:
+            raise InternalError("a remembered step has no tree")
+        return Step(
+            set=file.set,
+            patch=name,
+            sha256=Sha256(row["sha256"] or file.sha256),
+            head=None,
+            strategy="apply",
+            disposition="applied",
+            patch_id=row["patch_id"],
+            tree=TreeId(tree),
+            commit=CommitId(commit) if commit else None,
+            how="cached",
+        )
+
+    def _remember(self, keys: Sequence[bytes], made: list[list[Step]]) -> None:
+        facts = {}
+        for key, steps in zip(keys, made, strict=True):
+            rows = [
+                {
+                    "sha256": step.sha256,
+                    "patch_id": step.patch_id,
+                    "tree": step.tree,
+                    "commit": step.commit,
+                }
+                for step in steps
+            ]
+            facts[key] = canonical_json({"steps": rows})
+        self.cache.put("step", facts)
+
+    def _make(
+        self, files: Sequence[PatchFile], tree: TreeId, commit: CommitId
+    ) -> list[list[Step]]:
+        workspace = Workspace(self.cache.store, tree, every_step=self.options.commits)
+        made: list[list[Step]] = []
+        try:
+            for number, file in enumerate(files):
+                self.progress.update("compose", number, len(files))
+                steps = []
+                patches = read_patches(
+                    file.data, name=file.name, git=self.cache.store.git
+                )
+                if not patches:
+                    raise InputError(
+                        f"{file.name} of set `{file.set}` holds no patch",
+                        kind="empty-patch",
+                        where={"file": str(file.path), "set": file.set},
+                    )
+                for patch in patches:
+                    native = self._apply(workspace, file, patch)
+                    if self.options.commits:
+                        tree = workspace.write_tree()
+                        raw = commit_of_patch(patch, tree, commit)
+                        commit = workspace.add_commit(raw)
+                    steps.append(self._step(file, patch, len(patches), tree, commit))
+                    if not native:
+                        steps[-1] = replace(steps[-1], how="git")
+                made.append(steps)
+            if not self.options.commits and files:
+                tree = workspace.write_tree()
+                made[-1][-1] = replace(made[-1][-1], tree=tree)
+            workspace.publish()
+        finally:
+            workspace.abort()
+        self.progress.update("compose", len(files), len(files))
+        if self.options.commits and self.options.patch_ids:
+            made = self._with_patch_ids(made)
+        return made
+
+    @staticmethod
+    def _apply(workspace: Workspace, file: PatchFile, patch: Patch) -> bool:
+        try:
+            return workspace.apply(patch)
+        except StackctlError as error:
+            error.where.setdefault("patch", patch.name)
+            error.where["set"] = file.set
+            error.where["file"] = str(file.path)
+            if isinstance(error, ConflictError):
+                error.message = f"set `{file.set}`: {error.message}"
+            raise
+
+    def _step(
+        self,
+        file: PatchFile,
+        patch: Patch,
+        count: int,
+        tree: TreeId,
+        commit: CommitId,
+    ) -> Step:
+        digest = file.sha256
+        if count > 1:
+            digest = Sha256(sha256(patch.raw).hexdigest())
+        return Step(
+            set=file.set,
+            patch=patch.name,
+            sha256=digest,
+            head=None,
+            strategy="apply",
+            disposition="applied",
+            patch_id=None,
+            tree=tree,
+            commit=commit if self.options.commits else None,
+        )
+
+    def _with_patch_ids(self, made: list[list[Step]]) -> list[list[Step]]:
+        commits = [step.commit for steps in made for step in steps if step.commit]
+        ids = patch_ids(self.cache, commits)
+        return [
+            [replace(step, patch_id=ids[step.commit or ""]) for step in steps]
+            for steps in made
+        ]
+
+
+def patch_ids(cache: Cache, commits: Sequence[str]) -> dict[str, str | None]:
+    """Return the stable patch id of each commit against its first parent.
+
+    The id of `git patch-id --stable` over `git diff-tree -p --full-index --no-renames`.
+    One git process makes all the diffs; the ids are computed here, because git's own
+    rules for binary files changed between versions.
+
+    Args:
+        cache: Whose store holds the commits.
+        commits: Hex ids.
+    """
+    from stackctl.git.patchtext.patchid import patch_id
+
+    text = cache.store.git.run(
+        "diff-tree",
+        "--stdin",
+        "--root",
+        "-r",
+        "-m",
+        "--first-parent",
+        "-p",
+        "--full-index",
+        "--no-renames",
+        "--no-ext-diff",
+        "--no-textconv",
+        stdin="".join(f"{commit}\n" for commit in commits).encode(),
+    )
+    out: dict[str, str | None] = dict.fromkeys(commits)
+    wanted = {commit.encode() for commit in commits}
+    current: bytes | None = None
+    lines: list[bytes] = []
+
+    def finish() -> None:
+        if current is not None:
+            out[current.decode()] = patch_id(b"".join(lines))
+
+    for line in text.splitlines(keepends=True):
+        if len(line) == 41 and line[:40] in wanted:
+            finish()
+            current, lines = line[:40], []
+        else:
+            lines.append(line)
+    finish()
+    return out
+
+
+def compose_series(
+    series: Series,
+    cache: Cache,
+    selection: Selection = WHOLE,
+    options: Options | None = None,
+    progress: Progress = SILENT,
+) -> Composition:
+    """Resolve a series' base and compose a subset of it.
+
+    Args:
+        series: The series.
+        cache: Store and facts.
+        selection: Which sets.
+        options: How to compose.
+        progress: Told what is being done.
+
+    Returns:
+        The composition.
+    """
+    options = options or Options()
+    base = resolve_base(
+        series.base,
+        project=series.root,
+        cache=cache,
+        offline=options.offline,
+        expected_tree=series.base.tree,
+        progress=progress,
+    )
+    return Composer(series, cache, base, options, progress).compose(selection)

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Making `series.lock`, and holding a composition against it."""
+
+import platform
+from pathlib import Path
+
+from stackctl import __version__
+from stackctl.cache import Cache
+from stackctl.compose.compose import Options, compose_series
+from stackctl.compose.model import Composition
+from stackctl.compose.plan import select
+from stackctl.compose.routes import check_routes
+from stackctl.compose.sources import patch_files
+from stackctl.errors import InputError
+from stackctl.git.command import git_version
+from stackctl.model.lock import Lock, MadeBy, difference, read_lock, write_lock
+from stackctl.model.series import Series
+from stackctl.progress import SILENT, Progress
+from stackctl.project import LOCK_FILE
+
+
+def compare_with_lock(project: Path, composition: Composition) -> str | None:
+    """Return where a composition differs from the project's lock, None where equal.
+
+    Args:
+        project: The project folder.
+        composition: What was composed.
+
+    Raises:
+        InputError: There is no lock, or it is bad.
+    """
+    path = project / LOCK_FILE
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist",
+            kind="no-lock",
+            hint="make it: stackctl lock",
+            where={"file": str(path)},
+        )
+    found = difference(read_lock(path).content, composition.content())
+    return "; ".join(found) or None
+
+
+def make_lock(
+    series: Series, cache: Cache, *, offline: bool = False, progress: Progress = SILENT
+) -> tuple[Composition, Lock]:
+    """Compose a series by both routes and return the lock.
+
+    Args:
+        series: The series.
+        cache: Store and facts.
+        offline: Never use the network.
+        progress: Told what is being done.
+
+    Raises:
+        RoutesDisagreeError: Our composition is not the one git makes.
+    """
+    composition = compose_series(
+        series, cache, options=Options(offline=offline), progress=progress
+    )
+    files = [
+        file
+        for patch_set in select(series)
+        if patch_set.composed and patch_set.patches is not None
+        for file in patch_files(series, patch_set)
+    ]
+    check_routes(cache.store, composition, files, progress)
+    made_by = MadeBy(
+        tool=f"stackctl {__version__}",
+        git=".".join(map(str, git_version())),
+        python=platform.python_version(),
+    )
+    return composition, Lock(content=composition.content(), made_by=made_by)
+
+
+def save_lock(project: Path, lock: Lock) -> bool:
+    """Write the project's lock.
+
+    A lock with the same content is left as it is, whatever tools made it: the file must
+    not change from machine to machine.
+
+    Args:
+        project: The project folder.
+        lock: The new lock.
+
+    Returns:
+        Whether the file changed.
+    """
+    path = project / LOCK_FILE
+    if path.is_file():
+        try:
+            old = read_lock(path)
+        except InputError:
+            old = None
+        if old is not None and old.canonical and old.content == lock.content:
+            return False
+    return write_lock(path, lock)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a tree into a folder, byte for byte, with nothing half-written.
+
+No checkout: `.gitattributes` in the tree could change line endings, and the umask the
+modes. Files are written into a temporary folder beside the target and renamed at the
+end.
+"""
+
+import os
+from pathlib import Path
+
+from stackctl.cache import disk_error
+from stackctl.errors import InputError, UsageError
+from stackctl.git.objects import MODE_EXEC, MODE_LINK, MODE_SUBMODULE
+from stackctl.git.store import Store
+from stackctl.model.ids import TreeId
+from stackctl.progress import SILENT, Progress
+from stackctl.scratch import scratch_folder
+
+
+def _check_target(target: Path) -> None:
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise UsageError(f"{target} exists and is not a folder", kind="out-exists")
+    if target.is_dir() and any(target.iterdir()):
+        raise UsageError(
+            f"{target} is not empty",
+            kind="out-exists",
+            hint="name a new or an empty folder",
+            where={"file": str(target)},
+        )
+
+
+def write_tree(store: Store, tree: TreeId, folder: Path, progress: Progress) -> int:
+    """Write a tree's files below an existing empty folder.
+
+    Args:
+        store: Holds the tree.
+        tree: Hex id of the tree.
+        folder: An empty folder that nobody else writes to.
+        progress: Told the number of files written.
+
+    Returns:
+        Number of files.
+
+    Raises:
+        InputError: The tree has a submodule, or two of its paths are one path on this
+            file system.
+    """
+    made: set[bytes] = set()
+    root = os.fsencode(folder)
+    files = list(store.walk(tree))
+    for number, (path, mode, oid) in enumerate(files):
+        if number % 500 == 0:
+            progress.update("write", number, len(files))
+        parent = os.path.dirname(path)
+        if parent not in made:
+            _make_parents(root, parent, made)
+        target = root + b"/" + path
+        shown = path.decode("utf-8", "backslashreplace")
+        if mode == MODE_SUBMODULE:
+            raise InputError(f"{shown} is a submodule, which cannot be written")
+        data = store.blob(oid)
+        try:
+            if mode == MODE_LINK:
+                os.symlink(data, target)
+                continue
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            descriptor = os.open(target, flags, 0o600)
+        except FileExistsError:
+            raise InputError(
+                f"{shown} collides with another path of the tree on this file system",
+                kind="path-collision",
+            ) from None
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fchmod(descriptor, 0o755 if mode == MODE_EXEC else 0o644)
+        finally:
+            os.close(descriptor)
+    progress.update("write", len(files), len(files))
+    return len(files)
+
+
+def _make_parents(root: bytes, parent: bytes, made: set[bytes]) -> None:
+    parts = parent.split(b"/") if parent else []
+    for depth in range(len(parts) + 1):
+        folder = b"/".join(parts[:depth])
+        if folder in made:
+            continue
+        if folder:
+            target = root + b"/" + folder
+            try:
+                os.mkdir(target, 0o700)
+            except FileExistsError:
+                shown = folder.decode("utf-8", "backslashreplace")
+                raise InputError(
+                    f"{shown} collides with another path of the tree on this file "
+                    "system",
+                    kind="path-collision",
+                ) from None
+            os.chmod(target, 0o755)
+        made.add(folder)
+
+
+def materialise(
+    store: Store, tree: TreeId, target: Path, progress: Progress = SILENT
+) -> int:
+    """Write a tree into a folder that does not exist yet or is empty.
+
+    Args:
+        store: Holds the tree.
+        tree: Hex id of the tree.
+        target: The folder.
+        progress: Told the number of files written.
+
+    Returns:
+        Number of files.
+
+    Raises:
+        UsageError: The folder is not empty.
+        InputError: The disk is full, or the tree cannot be written here.
+    """
+    target = Path(os.path.abspath(target))
+    _check_target(target)
+    try:
+        with scratch_folder(target.parent, f".{target.name}.stackctl-") as folder:
+            os.chmod(folder, 0o755)
+            count = write_tree(store, tree, folder, progress)
+            # Replaces an empty folder; fails where somebody filled it meanwhile.
+            os.rename(folder, target)
+    except OSError as error:
+        raise disk_error(error, target) from error
+    return count

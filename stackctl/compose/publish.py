@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing composed commits into somebody's repository."""
+
+from pathlib import Path
+
+from stackctl.errors import InputError, UsageError
+from stackctl.git.command import GitCommandError, HermeticGit
+from stackctl.git.store import Store
+from stackctl.model.ids import CommitId
+
+
+def repository_of(path: Path) -> Path:
+    """Return the git directory of a repository.
+
+    Args:
+        path: A work tree, a git directory or a bare repository.
+
+    Raises:
+        InputError: There is no repository.
+    """
+    # A repository of another user is fine: only objects are read or written, its
+    # configuration's commands (hooks, helpers) are switched off.
+    status, out, _ = (
+        HermeticGit().call(
+            "-c", "safe.directory=*", "rev-parse", "--absolute-git-dir", cwd=path
+        )
+        if path.is_dir()
+        else (1, b"", b"")
+    )
+    if status:
+        raise InputError(
+            f"{path} is not a git repository",
+            kind="not-a-repository",
+            hint="create it first: git init",
+            where={"file": str(path)},
+        )
+    return Path(out.decode().rstrip("\n"))
+
+
+def publish_commit(store: Store, commit: CommitId, repository: Path, ref: str) -> None:
+    """Bring a commit and its history into a repository and point a ref to it.
+
+    The ref moves last, in one step, and only forward from what it was when we looked.
+
+    Args:
+        store: Holds the commit.
+        commit: Hex id of the commit.
+        repository: The target repository.
+        ref: Full name of the ref.
+
+    Raises:
+        UsageError: The ref has no valid full name, or is checked out.
+        InputError: The repository cannot be written.
+    """
+    target = repository_of(repository)
+    git = HermeticGit(target)
+    if not ref.startswith("refs/") or git.call("check-ref-format", ref)[0]:
+        raise UsageError(
+            f"{ref} is not the full name of a ref",
+            hint="write it like refs/heads/fork",
+        )
+    status, out, _ = git.call("symbolic-ref", "-q", "HEAD")
+    bare = git.call("rev-parse", "--is-bare-repository")[1].strip() == b"true"
+    if status == 0 and out.decode().strip() == ref and not bare:
+        raise UsageError(
+            f"{ref} is checked out in {repository}",
+            kind="checked-out",
+            hint="choose another ref, then merge or reset to it",
+        )
+    before = git.call("rev-parse", "--verify", "-q", ref)[1].decode().strip()
+    try:
+        git.run(
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--no-write-fetch-head",
+            "--no-auto-maintenance",
+            str(store.git_dir.resolve()),
+            commit,
+        )
+        git.run("update-ref", "-m", "stackctl compose", ref, commit, before or "0" * 40)
+    except GitCommandError as error:
+        reason = error.stderr.decode("utf-8", "replace").strip()
+        raise InputError(
+            f"{repository}: cannot write {ref}: {reason}",
+            kind="cannot-publish",
+            where={"file": str(repository)},
+        ) from error
