@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: parses, calls the library, prints. One file per command."""
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from stackctl.errors import ExitCode
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        arguments: The arguments after the program's name.
+
+    Returns:
+        The exit code.
+    """
+    from stackctl.cli import app
+    from stackctl.cli.output import print_error, print_interrupted
+
+    as_json = "--json" in arguments
+    try:
+        return app.invoke(list(arguments))
+    except KeyboardInterrupt:
+        print_interrupted(as_json)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away, as `head` does; nobody is left to tell.
+        sys.stdout = None
+        return ExitCode.OK
+    except Exception as error:
+        return print_error(error, as_json, verbose="-vv" in arguments)
+
+
+def main() -> NoReturn:
+    """Entry point of the `stackctl` program."""
+    import signal
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    # SIGTERM unwinds like Ctrl-C, so that scratch folders are removed.
+    signal.signal(signal.SIGTERM, stop)
+    sys.exit(run(sys.argv[1:]))

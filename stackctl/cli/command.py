@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands share: options, the session, and how answers are printed.
+
+A command is a function of a `Session` and its own options that returns an `Outcome`.
+The decorator adds the options every command has, so that no command can forget one.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stackctl.cli.output import Outcome, TerminalProgress, print_json, print_text
+from stackctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from stackctl.cache import Cache
+    from stackctl.model.series import Series
+
+DirectoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "-C",
+        "--directory",
+        metavar="DIR",
+        help="Project folder; by default the nearest parent with a series.toml.",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output.")
+]
+OfflineOption = Annotated[
+    bool, typer.Option("--offline", help="Never use the network.")
+]
+VerboseOption = Annotated[
+    int, typer.Option("-v", "--verbose", count=True, help="Say more (twice: debug).")
+]
+QuietOption = Annotated[
+    bool, typer.Option("-q", "--quiet", help="Say nothing but the answer.")
+]
+
+_COMMON: dict[str, tuple[Any, object]] = {
+    "directory": (DirectoryOption, None),
+    "as_json": (JsonOption, False),
+    "offline": (OfflineOption, False),
+    "verbose": (VerboseOption, 0),
+    "quiet": (QuietOption, False),
+}
+
+
+class Session:
+    """One run of one command.
+
+    Args:
+        directory: Project folder as given, None to search for it.
+        as_json: Whether the answer is a JSON document.
+        offline: Whether the network is off limits.
+        verbose: How much more to say.
+        quiet: Whether to say nothing but the answer.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        as_json: bool = False,
+        offline: bool = False,
+        verbose: int = 0,
+        quiet: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.as_json = as_json
+        self.offline = offline
+        self.verbose = verbose
+        self.quiet = quiet
+        self.progress = TerminalProgress(quiet, verbose)
+        self._cache: Cache | None = None
+        self._series: Series | None = None
+
+    @property
+    def project(self) -> Path:
+        """The project folder.
+
+        Raises:
+            UsageError: There is none.
+        """
+        from stackctl.project import find_project
+
+        return find_project(self.directory)
+
+    @property
+    def series(self) -> "Series":
+        """The project's series."""
+        if self._series is None:
+            from stackctl.model.series import load_series
+            from stackctl.project import SERIES_FILE
+
+            self._series = load_series(self.project / SERIES_FILE)
+        return self._series
+
+    @property
+    def cache(self) -> "Cache":
+        """The cache."""
+        if self._cache is None:
+            from stackctl.cache import Cache
+
+            self._cache = Cache.open()
+        return self._cache
+
+
+def command(
+    app: typer.Typer, name: str, **settings: Any
+) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
+    """Register a function as a command with the common options.
+
+    Args:
+        app: Where to register it.
+        name: Name of the command.
+        **settings: Further settings for Typer.
+
+    Returns:
+        A decorator; the function's first parameter is the session.
+    """
+
+    def decorate(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        @functools.wraps(function)
+        def wrapper(**values: Any) -> int:
+            common = {key: values.pop(key) for key in _COMMON}
+            session = Session(**common)
+            try:
+                outcome = function(session, **values)
+            finally:
+                session.progress.clear()
+            if session.as_json:
+                print_json(outcome.document)
+            else:
+                print_text(outcome.text())
+            return int(outcome.code)
+
+        signature = inspect.signature(function, eval_str=True)
+        own = list(signature.parameters.values())[1:]
+        shared = [
+            inspect.Parameter(
+                key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
+            )
+            for key, (hint, default) in _COMMON.items()
+        ]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*parameters, *shared], return_annotation=int
+        )
+        wrapper.__annotations__ = {p.name: p.annotation for p in [*parameters, *shared]}
+        app.command(name, **settings)(wrapper)
+        return function
+
+    return decorate
+
+
+def exclusive(**options: object) -> None:
+    """Refuse options that exclude each other.
+
+    Args:
+        **options: Option names (underscores for hyphens) and their values.
+
+    Raises:
+        UsageError: More than one is set.
+    """
+    used = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if len(used) > 1:
+        raise UsageError(f"{used[0]} and {used[1]} exclude each other")

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`stackctl compose`: build the tree and the commit chain."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stackctl.cli.command import Session, command
+from stackctl.cli.output import Outcome, table
+from stackctl.cli.selection import (
+    BaseOnlyOption,
+    ForceOption,
+    OnlyOption,
+    UptoOption,
+    WithoutOption,
+    split_names,
+)
+from stackctl.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from stackctl.compose.model import Composition
+
+EXAMPLE = (
+    "Examples: stackctl compose; stackctl compose --only kda-overlap --out tree; "
+    "stackctl compose --into ../vllm --ref refs/heads/fork"
+)
+
+
+def composition_text(
+    composition: "Composition", name: str, ns: int, notes: Iterable[str] = ()
+) -> Iterable[str]:
+    """Return a composition as lines for a person."""
+    base = composition.base
+    yield f"{name}: {base.identity.partition('@')[0]}, {base.kind} base"
+    rows = [["base", "", base.tree[:12], (base.commit or "")[:12], ""]]
+    rows += [
+        [
+            step.set,
+            step.patch or "",
+            step.tree[:12],
+            (step.commit or "")[:12],
+            step.disposition,
+        ]
+        for step in composition.steps
+    ]
+    yield from table(["set", "patch", "tree", "commit", "disposition"], rows)
+    yield ""
+    yield f"tree            {composition.tree}"
+    if composition.commit:
+        yield f"commit          {composition.commit}"
+    yield f"content sha256  {composition.content_sha256}"
+    if composition.composition:
+        yield f"composition     {composition.composition}"
+    how = [step.how for step in composition.steps]
+    counts = ", ".join(
+        f"{how.count(kind)} {words}"
+        for kind, words in (
+            ("native", "applied"),
+            ("git", "applied by git"),
+            ("cached", "known"),
+        )
+        if kind in how
+    )
+    if counts:
+        yield f"steps           {counts}"
+    yield f"time            {ns / 1e9:.2f} s"
+    yield from notes
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+
+    @command(app, "compose", epilog=EXAMPLE)
+    def compose(
+        session: Session,
+        base_only: BaseOnlyOption = False,
+        upto: UptoOption = None,
+        only: OnlyOption = None,
+        without: WithoutOption = None,
+        force: ForceOption = False,
+        no_commits: Annotated[
+            bool, typer.Option("--no-commits", help="Only the tree, no commits.")
+        ] = False,
+        out: Annotated[
+            Path | None,
+            typer.Option(metavar="DIR", help="Write the tree into a new folder."),
+        ] = None,
+        into: Annotated[
+            Path | None,
+            typer.Option(metavar="REPO", help="Write the commits into a repository."),
+        ] = None,
+        ref: Annotated[
+            str | None, typer.Option(help="The ref that --into sets, in full.")
+        ] = None,
+        locked: Annotated[
+            bool, typer.Option("--locked", help="Exit 1 if series.lock differs.")
+        ] = False,
+    ) -> Outcome:
+        """Compose the series, or a subset, onto the base: one tree everywhere."""
+        from stackctl.compose.compose import Options, compose_series
+        from stackctl.compose.plan import Selection
+
+        started = time.perf_counter_ns()
+        if (into is None) != (ref is None):
+            raise UsageError("--into and --ref go together")
+        if no_commits and (into is not None or locked):
+            raise UsageError("--no-commits leaves nothing for --into and --locked")
+        selection = Selection(
+            base_only, upto, split_names(only), split_names(without), force
+        )
+        if locked and not selection.whole:
+            raise UsageError("--locked is about the whole series, not a subset")
+        composition = compose_series(
+            session.series,
+            session.cache,
+            selection,
+            Options(commits=not no_commits, offline=session.offline),
+            session.progress,
+        )
+        document: dict[str, Any] = composition.document()
+        notes: list[str] = []
+        code = ExitCode.OK
+        if locked:
+            from stackctl.compose.lock import compare_with_lock
+
+            difference = compare_with_lock(session.project, composition)
+            document["locked"] = {
+                "equal": difference is None,
+                "difference": difference,
+            }
+            notes.append(f"series.lock     {difference or 'equal'}")
+            code = ExitCode.OK if difference is None else ExitCode.NO
+        if code == ExitCode.OK and out is not None:
+            from stackctl.compose.materialise import materialise
+
+            count = materialise(
+                session.cache.store, composition.tree, out, session.progress
+            )
+            document["out"] = {"path": str(out), "files": count}
+            notes.append(f"written         {count} files to {out}")
+        if code == ExitCode.OK and into is not None and ref is not None:
+            from stackctl.compose.publish import publish_commit
+
+            assert composition.commit is not None
+            publish_commit(session.cache.store, composition.commit, into, ref)
+            document["into"] = {"repository": str(into), "ref": ref}
+            notes.append(f"published       {ref} in {into}")
+        ns = time.perf_counter_ns() - started
+        document["ns"] = ns
+        return Outcome(
+            document,
+            lambda: composition_text(composition, session.series.name, ns, notes),
+            code,
+        )

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command prints: a JSON document, or text for a person; progress on stderr."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stackctl.errors import ExitCode, InternalError, StackctlError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The answer of a command.
+
+    Attributes:
+        document: The JSON document.
+        text: Lines for a person; called only without `--json`.
+        code: Exit code.
+    """
+
+    document: object
+    text: Callable[[], Iterable[str]] = field(default=tuple)
+    code: int = ExitCode.OK
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document on standard output."""
+    print(json.dumps(document, ensure_ascii=False, indent=2))  # noqa: T201
+
+
+def print_text(lines: Iterable[str]) -> None:
+    """Print lines on standard output, whatever the terminal's encoding."""
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in lines:
+        safe = line.encode(encoding, "backslashreplace").decode(encoding)
+        print(printable(safe))  # noqa: T201
+
+
+def printable(text: str) -> str:
+    """Return text without control characters, which could drive a terminal.
+
+    Patches, archives and remotes are hostile input, and their bytes end up in messages.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode()
+        for c in text
+    )
+
+
+def _say(text: str) -> None:
+    stream = sys.stderr
+    if stream is not None:
+        encoding = stream.encoding or "utf-8"
+        safe = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+        print(safe, file=stream)
+
+
+def print_error(error: Exception, as_json: bool, verbose: bool = False) -> int:
+    """Print an error as the contract asks for and return the exit code.
+
+    Args:
+        error: What was raised.
+        as_json: Print the JSON document on standard output.
+        verbose: Show the traceback of an internal error.
+    """
+    if not isinstance(error, StackctlError):
+        if verbose:
+            import traceback
+
+            _say("".join(traceback.format_exception(error)).rstrip())
+        name = type(error).__name__
+        error = InternalError(
+            f"{name}: {error}" if str(error) else name,
+            hint="this is a fault of stackctl; run it again with -vv and report it",
+        )
+    if as_json:
+        print_json(error.document())
+    else:
+        place = ""
+        file, line = error.where.get("file"), error.where.get("line")
+        if file and str(file) not in error.message:
+            place = f"{file}:{line}: " if line else f"{file}: "
+        _say(f"error: {place}{error.message}")
+        if error.hint:
+            _say(f"hint: {error.hint}")
+    return error.exit_code
+
+
+def print_interrupted(as_json: bool) -> None:
+    """Say that the user stopped the command."""
+    hint = "nothing half-done was kept; run the same command again to go on"
+    if as_json:
+        where: dict[str, object] = {}
+        kind, message = "interrupted", "interrupted"
+        document = {"kind": kind, "message": message, "hint": hint, "where": where}
+        print_json({"error": document})
+    else:
+        _say(f"interrupted: {hint}")
+
+
+def usage_error(message: str, hint: str | None = None) -> UsageError:
+    """Return the error for arguments that cannot be parsed."""
+    return UsageError(message, hint=hint)
+
+
+class TerminalProgress:
+    """One line on standard error that shows long work, only on a terminal."""
+
+    def __init__(self, quiet: bool, verbose: int) -> None:
+        self._verbose = verbose
+        self._quiet = quiet
+        stream = sys.stderr
+        self._live = (
+            not quiet
+            and stream is not None
+            and stream.isatty()
+            and os.environ.get("TERM") != "dumb"
+        )
+        self._last = 0.0
+        self._shown = ""
+        self._started = time.monotonic()
+
+    def update(self, phase: str, done: int, total: int | None) -> None:
+        """Show a state, at most ten times a second and not for quick work."""
+        now = time.monotonic()
+        if not self._live or now - self._last < 0.1 or now - self._started < 0.4:
+            return
+        self._last = now
+        if total:
+            text = f"{phase} {100 * done // total:3d} %  {_amount(done, total)}"
+        else:
+            text = f"{phase} {done}"
+        self._write(text)
+
+    def note(self, message: str) -> None:
+        """Show a message for people who asked for them."""
+        if self._verbose and not self._quiet:
+            self.clear()
+            _say(message)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write("\r" + text + " " * max(len(self._shown) - len(text), 0))
+        sys.stderr.flush()
+        self._shown = text
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._shown:
+            sys.stderr.write("\r" + " " * len(self._shown) + "\r")
+            sys.stderr.flush()
+            self._shown = ""
+
+
+def _amount(done: int, total: int) -> str:
+    if total >= 10_000_000:
+        return f"({done / 1e6:.0f} of {total / 1e6:.0f} million)"
+    return f"({done} of {total})"
+
+
+def console() -> "Console":
+    """Return a console for tables on standard output."""
+    from rich.console import Console
+
+    # In a pipe, a table is as wide as its content: no script should get cut cells.
+    width = None if sys.stdout.isatty() else 200
+    return Console(
+        highlight=False, markup=False, emoji=False, soft_wrap=False, width=width
+    )
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a plain table's lines: columns padded, two spaces apart.
+
+    Args:
+        header: Column names.
+        rows: Cells; as many per row as the header has.
+    """
+    cells = [list(header), *[list(map(printable, row)) for row in rows]]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
+    return [line.rstrip() for line in lines]
