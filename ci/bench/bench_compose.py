@@ -4,11 +4,11 @@
     python ci/bench/bench_compose.py [--counts 4,40,400] [--rounds 5] [--json FILE]
 
 For each number of synthetic stacked patches on the real base, in alternating rounds:
-`git am` of the same mbox in a work tree (checkout not counted), one `git apply --cached`
-+ `write-tree` per patch, and this project as a library call in a warm process, with an
-empty step cache each time: full chain of trees and commits, and tree only. The trees and
-(but for the committer) the commits must equal git's, or the benchmark fails. The whole
-command line is timed beside them.
+`git am` of the same mbox in a work tree (checkout not counted), one `git apply
+--cached` + `write-tree` per patch, and this project as a library call in a warm
+process, with an empty step cache each time: full chain of trees and commits, and tree
+only. The trees and (but for the committer) the commits must equal git's, or the
+benchmark fails. The whole command line is timed beside them.
 """
 
 import argparse
@@ -151,7 +151,9 @@ class Case:
 
     def forget(self) -> None:
         """Forget remembered steps, so that the command line composes anew."""
-        self.cache._guarded(lambda db: db.execute("DELETE FROM facts WHERE kind='step'"))
+        self.cache._guarded(
+            lambda db: db.execute("DELETE FROM facts WHERE kind='step'")
+        )
 
 
 def measure(case: Case, rounds: int, slow: bool) -> dict[str, object]:
@@ -228,9 +230,12 @@ def main() -> None:
             results.append(result)
             print(f"{count} patches, fell back to git: {result['fell_back_to_git']}")
             for name, row in result["median_ms"].items():  # type: ignore[attr-defined]
-                print(f"  {name:<22} {row['wall']:9.0f} ms wall {row['cpu']:9.0f} ms CPU")
+                print(
+                    f"  {name:<22} {row['wall']:9.0f} ms wall {row['cpu']:9.0f} ms CPU"
+                )
             for name, row in result["git_am_over"].items():  # type: ignore[attr-defined]
-                print(f"  git am / {name:<13} {row['wall']:9.1f} wall {row['cpu']:9.1f} CPU")
+                wall, cpu = row["wall"], row["cpu"]
+                print(f"  git am / {name:<13} {wall:9.1f} wall {cpu:9.1f} CPU")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of this process: {peak:.0f} MB")
     if options.json:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from stackctl.errors import PinError
-from stackctl.git.objects import object_id
+from stackctl.git.objects import TREE, object_id
 
 OFS_DELTA = 6
 REF_DELTA = 7
@@ -46,15 +46,24 @@ def deflate(data: bytes, level: int = 1) -> bytes:
         data: The bytes.
         level: Compression level, 1 is the quickest.
     """
-    size = len(data)
-    if size > _STORED_LIMIT:
+    if len(data) > _STORED_LIMIT:
         return bytes(_fast_compress(data, level))
-    # One stored block: RFC 1950 and RFC 1951, section 3.2.4.
-    return b"\x78\x01\x01%b%b%b" % (
-        struct.pack("<HH", size, size ^ 0xFFFF),
-        data,
-        zlib.adler32(data).to_bytes(4, "big"),
-    )
+    return store_uncompressed(data)
+
+
+def store_uncompressed(data: bytes) -> bytes:
+    """Return a zlib stream that holds some bytes as they are.
+
+    Stored blocks of RFC 1951, section 3.2.4, in the frame of RFC 1950.
+    """
+    out = [b"\x78\x01"]
+    for start in range(0, len(data) or 1, 0xFFFF):
+        block = data[start : start + 0xFFFF]
+        last = start + 0xFFFF >= len(data)
+        out.append(struct.pack("<BHH", last, len(block), len(block) ^ 0xFFFF))
+        out.append(block)
+    out.append(zlib.adler32(data).to_bytes(4, "big"))
+    return b"".join(out)
 
 
 class Copy(NamedTuple):
@@ -382,7 +391,11 @@ class PackWriter:
         if oid is None:
             oid = object_id(kind, data)
         if oid not in self._entries:
-            self.add_packed(kind, len(data), deflate(data, self._level), oid)
+            # A tree is mostly ids, which do not compress.
+            packed = (
+                store_uncompressed(data) if kind == TREE else deflate(data, self._level)
+            )
+            self.add_packed(kind, len(data), packed, oid)
         return oid
 
     def add_packed(self, kind: int, size: int, packed: bytes, oid: bytes) -> None:

@@ -11,7 +11,7 @@ from stackctl.git.objects import (
     MODE_TREE,
     TREE,
     Entry,
-    iterate_tree,
+    index_tree,
     object_id,
     tree_sort_key,
 )
@@ -46,9 +46,7 @@ class _Folder:
 
     def __init__(self, raw: bytes, written: bytes) -> None:
         self.raw = bytearray(raw)
-        self.places = {
-            name: (mode, offset) for name, mode, _, offset in iterate_tree(raw)
-        }
+        self.places = index_tree(raw)
         self.below: dict[bytes, _Folder] = {}
         self.dirty = False
         self.written = written
@@ -90,10 +88,7 @@ class _Folder:
         self._reindex()
 
     def _reindex(self) -> None:
-        self.places = {
-            name: (mode, offset)
-            for name, mode, _, offset in iterate_tree(bytes(self.raw))
-        }
+        self.places = index_tree(bytes(self.raw))
         self.patches = None
         self.dirty = True
 
