@@ -137,9 +137,22 @@ class Cache:
         if self._store is None:
             try:
                 self._store = Store.create(self.folder / "store.git")
+                self._tidy(self._store)
             except OSError as error:
                 raise disk_error(error, self.folder) from error
         return self._store
+
+    def _tidy(self, store: Store) -> None:
+        folder = self.folder / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / "tidy", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            store.tidy()
+        except BlockingIOError:
+            pass  # another process is at it
+        finally:
+            os.close(descriptor)
 
     def _connect(self) -> sqlite3.Connection:
         if self._database is not None:

@@ -147,8 +147,12 @@ class Importer:
                 kind="limit",
             )
 
-    def folder(self, parts: tuple[bytes, ...]) -> Folder:
+    def folder(self, parts: tuple[bytes, ...], entry: tuple[bytes, ...]) -> Folder:
         """Return the folder at a path, made where it is missing.
+
+        Args:
+            parts: The path.
+            entry: The entry that needs it, for messages.
 
         Raises:
             InputError: A component is a file or a link, or may not be in a tree.
@@ -161,12 +165,12 @@ class Importer:
             if below is None:
                 problem = component_problem(part)
                 if problem is not None:
-                    raise self.refuse(parts, problem)
+                    raise self.refuse(entry, problem)
                 below = folder[part] = {}
             elif isinstance(below, Leaf):
                 what = "a file" if below.target is None else "a symbolic link"
                 raise self.refuse(
-                    parts,
+                    entry,
                     f"lies below {shown(b'/'.join(parts[: depth + 1]))!r}, "
                     f"which is {what}",
                 )
@@ -177,11 +181,11 @@ class Importer:
     def add_folder(self, parts: tuple[bytes, ...]) -> None:
         """Take note of a folder. Empty ones are no part of a git tree."""
         self._count()
-        self.folder(parts)
+        self.folder(parts, parts)
 
     def _place(self, parts: tuple[bytes, ...], leaf: Leaf) -> None:
         self._count()
-        folder = self.folder(parts[:-1])
+        folder = self.folder(parts[:-1], parts)
         name = parts[-1]
         if name in folder:
             raise self.refuse(parts, "is there twice")

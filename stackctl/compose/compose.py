@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from io import BytesIO
 from typing import TYPE_CHECKING
 
 from stackctl.base import ResolvedBase, resolve_base
@@ -394,7 +395,8 @@ def patch_ids(cache: Cache, commits: Sequence[str]) -> dict[str, str | None]:
         if current is not None:
             out[current.decode()] = patch_id(b"".join(lines))
 
-    for line in text.splitlines(keepends=True):
+    # `bytes.splitlines` would also split at a lone CR within a line.
+    for line in BytesIO(text):
         if len(line) == 41 and line[:40] in wanted:
             finish()
             current, lines = line[:40], []

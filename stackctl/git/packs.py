@@ -30,6 +30,11 @@ _COPY_LIMIT = 0xFFFFFF
 _INDEX_MAGIC = b"\xfftOc\x00\x00\x00\x02"
 
 
+_MAP_FROM = 1 << 18
+"""Indexes from this size (bytes) on are mapped and not read: 9,000 objects."""
+
+_MEND = "run `stackctl cache clean` and compose again"
+
 _STORED_LIMIT = 4096
 """Objects up to this size (bytes) are not compressed: setting zlib up costs 60 us."""
 
@@ -185,6 +190,10 @@ def apply_delta(base: bytes, delta: bytes) -> bytes:
     return b"".join(out)
 
 
+class PackGoneError(PinError):
+    """A pack went away after its index was read."""
+
+
 class Pack:
     """One pack on disk, opened for reading by id.
 
@@ -194,10 +203,15 @@ class Pack:
 
     def __init__(self, index: Path) -> None:
         self.path = index.with_suffix(".pack")
+        self._mapped: mmap.mmap | None = None
         with index.open("rb") as file:
-            self._index = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with self.path.open("rb") as file:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            size = os.fstat(file.fileno()).st_size
+            # A mapping holds a descriptor; a cache may have thousands of small packs.
+            self._index: bytes | mmap.mmap = (
+                file.read()
+                if size < _MAP_FROM
+                else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            )
         size = len(self._index)
         if self._index[:8] != _INDEX_MAGIC or size < 8 + 1024 + 40:
             raise PinError(f"pack index {index.name} is damaged", kind="bad-object")
@@ -210,8 +224,25 @@ class Pack:
 
     def close(self) -> None:
         """Unmap the files."""
-        self._index.close()
-        self._data.close()
+        if not isinstance(self._index, bytes):
+            self._index.close()
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None
+
+    @property
+    def _data(self) -> mmap.mmap:
+        if self._mapped is None:
+            try:
+                with self.path.open("rb") as file:
+                    self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (FileNotFoundError, ValueError):
+                raise PackGoneError(
+                    f"pack {self.path.name} is gone or empty",
+                    kind="bad-object",
+                    hint=_MEND,
+                ) from None
+        return self._mapped
 
     def ids(self) -> Iterator[bytes]:
         """Yield the raw ids of all objects, in order."""
@@ -264,8 +295,13 @@ class Pack:
             except zlib.error:
                 out = b""
         if len(out) != size:
-            raise PinError(f"pack {self.path.name} is damaged", kind="bad-object")
+            raise self._damaged()
         return out
+
+    def _damaged(self) -> PinError:
+        return PinError(
+            f"pack {self.path.name} is damaged", kind="bad-object", hint=_MEND
+        )
 
     def read_at(
         self, offset: int, reader: Callable[[bytes], tuple[int, bytes]]
@@ -275,7 +311,18 @@ class Pack:
         Args:
             offset: Start of the object's entry.
             reader: Reads the base of a delta that names it by id.
+
+        Raises:
+            PinError: The pack is damaged.
         """
+        try:
+            return self._read_at(offset, reader)
+        except IndexError:  # the data ends in the middle of an entry
+            raise self._damaged() from None
+
+    def _read_at(
+        self, offset: int, reader: Callable[[bytes], tuple[int, bytes]]
+    ) -> tuple[int, bytes]:
         deltas = []
         while True:
             kind, size, start = self._header(offset)
@@ -289,7 +336,7 @@ class Pack:
                     back = (back + 1 << 7) | byte & 0x7F
                 deltas.append(self._inflate(start, size))
                 if back <= 0 or back > offset:
-                    raise PinError(f"pack {self.path.name} is damaged")
+                    raise self._damaged()
                 offset -= back
             elif kind == REF_DELTA:
                 base_id = self._data[start : start + 20]
@@ -479,8 +526,9 @@ class PackWriter:
             trailer = digest.digest()
             self._file.write(trailer)
             ids = sorted(self._entries)
-            name = sha1(b"".join(ids), usedforsecurity=False).hexdigest()
-            pack = self._folder / f"pack-{name}.pack"
+            # Named by its bytes: two writers of one name then write the same, and no
+            # reader can meet the index of one beside the data of the other.
+            pack = self._folder / f"pack-{trailer.hex()}.pack"
             index = pack.with_suffix(".idx")
             if not index.exists():
                 os.fchmod(self._file.fileno(), 0o444)

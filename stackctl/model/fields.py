@@ -786,9 +786,9 @@ def record_schema(
     for item in keys_of(cls):
         described = {"description": item.doc, **item.kind.schema(definitions)}
         # "" stands for "not said"; as a default it would be a value to complete.
-        if not item.required and not item.computed:
-            if item.default != "" and isinstance(item.default, (str, bool, int)):
-                described["default"] = item.default
+        fixed = not item.required and not item.computed and item.default != ""
+        if fixed and isinstance(item.default, (str, bool, int)):
+            described["default"] = item.default
         schema["properties"][item.name] = described
     if needed := [item.name for item in keys_of(cls) if item.required]:
         schema["required"] = needed

@@ -606,8 +606,10 @@ class _Parser:
                     leading = trailing
                 trailing = 0
             elif start == 92:
-                if previous in (0, 10, 92) or not self.is_marker(at):
+                if not self.is_marker(at):
                     break
+                if previous in (0, 10, 92):
+                    self.stray_marker(at)
                 if previous != 43:
                     old[-1] = old[-1][:-1]
                     old_open = len(old)
@@ -641,11 +643,7 @@ class _Parser:
             self.fail(index, "the hunk changes no line", "remove the hunk")
         if at < total and lines[at][0] == 92 and self.is_marker(at):
             if previous in (10, 92):
-                self.fail(
-                    at,
-                    "the missing-newline marker does not follow a line of the hunk",
-                    "make the patch again",
-                )
+                self.stray_marker(at)
             if previous != 43:
                 old[-1] = old[-1][:-1]
                 old_open = len(old)
@@ -674,6 +672,13 @@ class _Parser:
                 self.first_line + index,
             ),
             at,
+        )
+
+    def stray_marker(self, index: int) -> NoReturn:
+        self.fail(
+            index,
+            "the missing-newline marker does not follow a line that has text",
+            "make the patch again",
         )
 
     def is_marker(self, index: int) -> bool:
