@@ -10,7 +10,7 @@ Nothing is visible in the store before `finish`.
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha1, sha256
@@ -32,6 +32,7 @@ from stackctl.git.objects import (
     encode_tree,
     object_id,
 )
+from stackctl.git.packs import deflate
 from stackctl.model.ids import CommitId, TreeId
 from stackctl.progress import SILENT, Progress
 
@@ -46,25 +47,11 @@ IDENTITY = b"stackctl <stackctl@localhost> 0 +0000"
 Packed = tuple[bytes, bytes, int, bytes]
 
 
-def _compressor() -> Callable[[bytes, int], bytes]:
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.compress
-    compress: Callable[[bytes, int], bytes] = isal_zlib.compress
-    return compress
-
-
-def _pack(datas: list[bytes], compress: Callable[[bytes, int], bytes]) -> list[Packed]:
-    out = []
-    for data in datas:
-        packed = compress(data, 1)
-        if len(packed) >= len(data):
-            # Fast compressors make incompressible data larger than a pack reader
-            # expects; stored blocks never do.
-            packed = zlib.compress(data, 0)
-        out.append((object_id(BLOB, data), sha256(data).digest(), len(data), packed))
-    return out
+def _pack(datas: list[bytes]) -> list[Packed]:
+    return [
+        (object_id(BLOB, data), sha256(data).digest(), len(data), deflate(data))
+        for data in datas
+    ]
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +104,6 @@ class Importer:
         self._kind = kind
         self._writer = cache.store.writer()
         self._digests: dict[bytes, bytes] = {}
-        self._compress = _compressor()
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "stackctl-import")
         self._pending: deque[tuple[Future[list[Packed]], list[Leaf], int]] = deque()
         self._in_flight = 0
@@ -282,7 +268,7 @@ class Importer:
     def _send(self) -> None:
         if not self._batch:
             return
-        future = self._pool.submit(_pack, self._batch, self._compress)
+        future = self._pool.submit(_pack, self._batch)
         self._pending.append((future, self._batch_leaves, self._batch_bytes))
         self._in_flight += self._batch_bytes
         self._batch, self._batch_leaves, self._batch_bytes = [], [], 0

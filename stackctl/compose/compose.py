@@ -14,7 +14,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from stackctl.base import ResolvedBase, resolve_base
-from stackctl.cache import Cache
+from stackctl.cache import Cache, disk_error
 from stackctl.compose.digest import content_sha256
 from stackctl.compose.model import Composition, Step
 from stackctl.compose.plan import WHOLE, Selection, select
@@ -285,22 +285,23 @@ class Composer:
             for number, file in enumerate(files):
                 self.progress.update("compose", number, len(files))
                 steps = []
-                patches = read_patches(
-                    file.data, name=file.name, git=self.cache.store.git
-                )
-                if not patches:
-                    raise InputError(
-                        f"{file.name} of set `{file.set}` holds no patch",
-                        kind="empty-patch",
-                        where={"file": str(file.path), "set": file.set},
+                try:
+                    patches = read_patches(
+                        file.data, name=file.name, git=self.cache.store.git
                     )
+                except StackctlError as error:
+                    error.where |= {"file": str(file.path), "set": file.set}
+                    error.message = f"set `{file.set}`: {error.message}"
+                    raise
                 for patch in patches:
                     native = self._apply(workspace, file, patch)
                     if self.options.commits:
                         tree = workspace.write_tree()
                         raw = commit_of_patch(patch, tree, commit)
                         commit = workspace.add_commit(raw)
-                    steps.append(self._step(file, patch, len(patches), tree, commit))
+                    # Without commits only the last tree is made.
+                    after = tree if self.options.commits else TreeId("")
+                    steps.append(self._step(file, patch, len(patches), after, commit))
                     if not native:
                         steps[-1] = replace(steps[-1], how="git")
                 made.append(steps)
@@ -308,6 +309,8 @@ class Composer:
                 tree = workspace.write_tree()
                 made[-1][-1] = replace(made[-1][-1], tree=tree)
             workspace.publish()
+        except OSError as error:
+            raise disk_error(error, self.cache.folder) from error
         finally:
             workspace.abort()
         self.progress.update("compose", len(files), len(files))

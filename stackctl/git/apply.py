@@ -152,7 +152,8 @@ def _binary_result(change: FileChange, old_data: bytes) -> bytes:
     if change.new_id != wanted or reason != "it gives another blob":
         shown = (change.new_path or change.old_path or b"").decode("utf-8", "replace")
         raise InputError(
-            f"the binary change of {shown} does not give blob {change.new_id}: {reason}",
+            f"the binary change of {shown} does not give blob {change.new_id}: "
+            f"{reason}",
             kind="bad-binary",
             hint="make the patch again with `git diff --binary --full-index`",
             where={"path": shown, "line": change.line},

@@ -33,6 +33,9 @@ _INDEX_MAGIC = b"\xfftOc\x00\x00\x00\x02"
 _MAP_FROM = 1 << 18
 """Indexes from this size (bytes) on are mapped and not read: 9,000 objects."""
 
+_DELTA_MIN = 4
+"""Shortest delta that git reads: bytes. One that makes an empty file is shorter."""
+
 _MEND = "run `stackctl cache clean` and compose again"
 
 _STORED_LIMIT = 4096
@@ -213,14 +216,17 @@ class Pack:
                 else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             )
         size = len(self._index)
+        damaged = PinError(
+            f"pack index {index.name} is damaged", kind="bad-object", hint=_MEND
+        )
         if self._index[:8] != _INDEX_MAGIC or size < 8 + 1024 + 40:
-            raise PinError(f"pack index {index.name} is damaged", kind="bad-object")
+            raise damaged
         self._fanout = struct.unpack_from(">256I", self._index, 8)
         self.count: int = self._fanout[255]
         self._ids = 8 + 1024
         self._offsets = self._ids + 24 * self.count
         if size < self._offsets + 4 * self.count + 40:
-            raise PinError(f"pack index {index.name} is damaged", kind="bad-object")
+            raise damaged
 
     def close(self) -> None:
         """Unmap the files."""
@@ -482,6 +488,9 @@ class PackWriter:
             self.add(kind, data, oid)
             return
         delta = encode_delta(old_size, len(data), ops)
+        if len(delta) < _DELTA_MIN:
+            self.add(kind, data, oid)
+            return
         entry = (
             _entry_header(OFS_DELTA, len(delta))
             + _offset_bytes(self._position - old[0])

@@ -7,8 +7,10 @@ looked up again when an id is not known yet.
 """
 
 import os
+import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from stackctl.errors import PinError
@@ -28,6 +30,9 @@ from stackctl.git.packs import Pack, PackGoneError, PackWriter, remove_remains
 
 MANY_PACKS = 100
 """More packs than this are put together: at 100, a look-up in all takes 0.3 ms."""
+
+_STALE_LOCK = 600
+"""Age (seconds) at which a lock of git's is taken for a killed process's remains."""
 
 SMALL_PACK = 16 << 20
 """Only packs below this size are put together: bytes. The pack of a base is larger."""
@@ -144,6 +149,10 @@ class Store:
         """
         if len(list((self._objects / "pack").glob("*.idx"))) <= limit:
             return False
+        lock = self._objects / "pack" / "multi-pack-index.lock"
+        with suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > _STALE_LOCK:
+                lock.unlink()
         # By size, not by reachability: nothing here is reachable from a ref.
         self.git.run("multi-pack-index", "write")
         self.git.run("multi-pack-index", "repack", f"--batch-size={SMALL_PACK}")
