@@ -148,7 +148,7 @@ def print_error(error: Exception, as_json: bool, verbose: bool = False) -> int:
     else:
         place = ""
         file, line = error.where.get("file"), error.where.get("line")
-        if file and os.path.basename(str(file)) not in error.message:
+        if file and str(file) not in error.message:
             place = f"{file}:{line}: " if line else f"{file}: "
         _say(f"error: {place}{error.message}")
         if error.hint:
