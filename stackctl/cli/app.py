@@ -23,6 +23,7 @@ from stackctl.cli import (
     status,
 )
 from stackctl.cli.output import usage_error
+from stackctl.errors import ExitCode
 
 app = typer.Typer(
     name="stackctl",
@@ -93,5 +94,8 @@ def invoke(arguments: list[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.Exit as error:
-        return int(error.exit_code)
+        result = error.exit_code
+    # Newer versions of Typer turn Ctrl-C into this exit code, without a word.
+    if result == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
