@@ -84,6 +84,12 @@ def _patch_document(patch: "Patch") -> dict[str, Any]:
 
 def _changed(old: tuple[bytes, ...], new: tuple[bytes, ...]) -> tuple[int, int]:
     """Count the lines a hunk removes and adds: both sides less their common lines."""
+    if len(old) * len(new) > 1_000_000:
+        # Exact matching is quadratic; for huge hunks, equal lines count as kept.
+        from collections import Counter
+
+        kept = (Counter(old) & Counter(new)).total()
+        return len(old) - kept, len(new) - kept
     from difflib import SequenceMatcher
 
     same = sum(

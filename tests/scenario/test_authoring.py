@@ -195,6 +195,29 @@ def test_refresh_folds_edits_into_an_earlier_patch(
     assert b"Signed-off-by: Ada" in after["0001-alpha-change-line-10.patch"]
 
 
+def test_refresh_leaves_out_what_running_the_tree_left_behind(
+    project: Project, tmp_path: Path
+) -> None:
+    """New files that .gitignore names stay out; tracked ones count all the same."""
+    tree = materialised(project, tmp_path / "tree", "--upto", "alpha")
+    (tree / ".gitignore").write_text("__pycache__/\n*.log\nREADME.md\n")
+    (tree / "pkg/__pycache__").mkdir()
+    (tree / "pkg/__pycache__/core.pyc").write_bytes(b"\0")
+    (tree / "run.log").write_text("noise\n")
+    (tree / "README.md").write_text("tracked and ignored\n")
+    done = run("refresh", "alpha", "--from", tree, "--json", cwd=project.folder)
+    assert done.code == 0, done.err
+    assert done.json["notes"] == [
+        "left out as ignored: pkg/__pycache__/core.pyc and 1 more"
+    ]
+    again = files_below(materialised(project, tmp_path / "again", "--upto", "alpha"))
+    assert again.keys() == files_below(tree).keys() - {
+        "pkg/__pycache__/core.pyc",
+        "run.log",
+    }
+    assert again["README.md"][1] == b"tracked and ignored\n"
+
+
 def test_refresh_makes_a_new_patch(project: Project, tmp_path: Path) -> None:
     tree = materialised(project, tmp_path / "tree", "--upto", "gamma")
     (tree / "fresh.txt").write_text("fresh\n")
