@@ -117,7 +117,8 @@ def register(app: typer.Typer) -> None:
             str | None,
             typer.Argument(
                 help="oci:DIR[:TAG], oci-archive:FILE[:TAG], "
-                "docker-archive:FILE[:REF], dir:DIR, docker://HOST/REPO[:TAG|@DIGEST], docker-daemon:REF, "
+                "docker-archive:FILE[:REF], dir:DIR, docker://HOST/REPO[:TAG|@DIGEST], "
+                "docker-daemon:REF, "
                 "rootfs:PATH, wheel:FILE or env:PYTHON. Without it, the images that "
                 "series.toml lists.",
             ),

@@ -3,8 +3,8 @@
 
 An uncompressed file is indexed once and its members are read in place. A compressed
 one, and a stream from a daemon, can only be read from the beginning: `StreamArchive`
-reads every member in one pass, keeps the documents and scans what may be a layer, so that
-nothing is written to disk and nothing is read twice.
+reads every member in one pass, keeps the documents and scans what may be a layer, so
+that nothing is written to disk and nothing is read twice.
 
 The layouts of `docker save`: Docker up to 24 has `ID/layer.tar` and makes repeated
 layers symlinks; skopeo has `DIFFID.tar` and symlinks the other way; Docker from 25 on
@@ -100,7 +100,7 @@ class _Members:
             DigestError: There is none.
             AmbiguousImageError: The name stands twice in the archive.
         """
-        path = clean_path(name.encode("utf-8", "surrogateescape"))[0]
+        path = clean_path(name.encode("utf-8", "surrogateescape"))
         for _ in range(_MAX_LINKS):
             member = self._members.get(path)
             if member is None:
@@ -117,9 +117,9 @@ class _Members:
                 return path, member
             if member.kind == "2":
                 folder = path.rpartition(b"/")[0]
-                path = clean_path(folder + b"/" + member.link)[0]
+                path = clean_path(folder + b"/" + member.link)
             elif member.kind == "1":
-                path = clean_path(member.link)[0]
+                path = clean_path(member.link)
             else:
                 break
         raise DigestError(
@@ -173,7 +173,7 @@ class FileArchive:
             for entry in TarReader(tar, max_entries=_MAX_MEMBERS):
                 kind = "?" if entry.sparse is not None else entry.type
                 self._members.add(
-                    clean_path(entry.name)[0],
+                    clean_path(entry.name),
                     kind,
                     tar.offset,
                     entry.size,
@@ -223,7 +223,7 @@ class StreamArchive:
         kept = 0
         reader = TarReader(ByteStream(open_stream()), max_entries=_MAX_MEMBERS)
         for entry in reader:
-            name = clean_path(entry.name)[0]
+            name = clean_path(entry.name)
             kind = "?" if entry.sparse is not None else entry.type
             self._members.add(name, kind, 0, entry.size, entry.linkname)
             if kind != "0":
@@ -281,7 +281,7 @@ class StreamArchive:
     def _again(self, path: bytes) -> Iterator[bytes]:
         reader = TarReader(ByteStream(self._open_stream()))
         for entry in reader:
-            if clean_path(entry.name)[0] == path:
+            if clean_path(entry.name) == path:
                 yield from map(bytes, reader.data())
                 return
 

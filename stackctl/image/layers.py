@@ -25,6 +25,9 @@ from stackctl.image.tar import ByteStream, TarEntry, TarReader
 
 #: Files up to this size, in bytes, also get a SHA-256; larger than any source file.
 SHA256_UP_TO = 4 * MIB
+#: Longest name of a file and longest path that Linux takes, in bytes.
+MAX_NAME = 255
+MAX_PATH = 4095
 #: Stored bytes below which threads cost more than they give.
 _SMALL = 512 * 1024
 #: Files that are kept whole because they can decide what Python runs.
@@ -49,7 +52,6 @@ class LayerEntry:
         sha256: SHA-256 of the content, of files up to `SHA256_UP_TO`.
         kept: Compressed content, of files that are kept.
         head: First 16 bytes, of bytecode and of files without a suffix.
-        escapes: The name leaves the root (`../x`).
         overlay: What an overlay mount makes of it: an xattr's name or `0/0 device`.
         ordinal: Position in the layer.
     """
@@ -64,7 +66,6 @@ class LayerEntry:
     sha256: bytes | None = None
     kept: bytes | None = None
     head: bytes = b""
-    escapes: bool = False
     overlay: str = ""
     ordinal: int = 0
 
@@ -163,28 +164,24 @@ class Budget:
                 )
 
 
-def clean_path(name: bytes) -> tuple[bytes, bool]:
-    """Return a tar name as a path below the root, and whether it tries to leave it.
+def clean_path(name: bytes) -> bytes:
+    """Return a tar name as a path below the root.
 
     `.` and empty components vanish and `..` takes the component before it away, without
-    a look at symlinks, as every runtime does first. A `..` too many is dropped; with a
-    leading slash that is what all runtimes do, without one they disagree.
+    a look at symlinks, as every runtime does first. A `..` too many is dropped.
     """
-    if b"." not in name and b"//" not in name:
-        return name.strip(b"/"), False
+    if b"/." not in name and b"//" not in name and name[:1] != b".":
+        return name.strip(b"/")
     parts: list[bytes] = []
-    escapes = False
     for part in name.split(b"/"):
         if part in (b"", b"."):
             continue
         if part == b"..":
             if parts:
                 parts.pop()
-            elif not name.startswith(b"/"):
-                escapes = True
         else:
             parts.append(part)
-    return b"/".join(parts), escapes
+    return b"/".join(parts)
 
 
 def _overlay_meaning(entry: TarEntry) -> str:
@@ -312,7 +309,8 @@ def _parse(
     for ordinal, entry in enumerate(reader):
         if not ordinal % 1024:
             budget.spend(0, 1024 if ordinal else 1)
-        name, escapes = clean_path(entry.name)
+        name = clean_path(entry.name)
+        _check_name(name, ordinal)
         item = LayerEntry(
             name=name,
             type=entry.type,
@@ -320,7 +318,6 @@ def _parse(
             size=entry.size,
             mtime=entry.mtime,
             link=entry.linkname,
-            escapes=escapes,
             ordinal=ordinal,
         )
         if entry.type in "0S":
@@ -343,6 +340,18 @@ def _parse(
         entries.append(item)
     if reader.trailing:
         scan.notes.append("trailing-data")
+
+
+def _check_name(name: bytes, ordinal: int) -> None:
+    if len(name) > MAX_NAME and (
+        len(name) > MAX_PATH or max(map(len, name.split(b"/"))) > MAX_NAME
+    ):
+        raise ImageFormatError(
+            f"a name of {len(name)} bytes is longer than file systems take",
+            kind="name-too-long",
+            hint="build the image again; no runtime can unpack this layer",
+            where={"entry": ordinal, "path": name[:80].decode("utf-8", "replace")},
+        )
 
 
 def blob_id(data: bytes) -> bytes:

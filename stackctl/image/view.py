@@ -21,7 +21,7 @@ The rules, within one layer, in the order of its entries:
   later does not change it.
 - `.wh.NAME` removes NAME of lower layers, whatever its own type; `.wh..wh..opq` removes
   everything of lower layers from its folder and leaves what its own layer puts there,
-  before or after it. Other `.wh..wh.` names at the top are aufs metadata and nothing.
+  before or after it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +36,7 @@ MAX_SYMLINKS = 40
 
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
-_META = b".wh..wh."
+_PLINK = b".wh..wh.plnk"
 
 
 class Node:
@@ -248,15 +248,6 @@ class Applier:
                     "entry-is-root", entry, "is not a folder but names the root"
                 )
             return
-        if entry.name.startswith(_META) and entry.name != _OPAQUE:
-            return
-        if entry.escapes:
-            self._doubt(
-                "name-escapes",
-                [entry.name],
-                "Docker and podman refuse the layer",
-                "containerd and umoci clamp the name at the root",
-            )
         head, _, base = entry.name.rpartition(b"/")
         parent, at = self._parent(head, entry)
         path = at + b"/" + base if at else base
@@ -273,7 +264,7 @@ class Applier:
             if existing.kind == "d":
                 if existing.first < self._layer:
                     self._hidden.add(path)
-            elif existing.layer == self._layer:
+            if existing.layer == self._layer:
                 self.view.duplicates.append(path)
         if entry.type == "1":
             if existing is not None:
@@ -477,13 +468,13 @@ class Applier:
         return removed
 
     def _hard_link(self, entry: LayerEntry, path: bytes) -> Node:
-        target, escapes = clean_path(entry.link)
-        if escapes or entry.link.startswith(_META) or not target:
+        target = clean_path(entry.link)
+        if target.startswith(_PLINK):
             self._doubt(
-                "hardlink-escapes",
+                "hardlink-aufs",
                 [path],
-                "Docker and podman refuse the layer",
-                "containerd and umoci clamp the name at the root",
+                "the link leads to an ordinary file of that name",
+                "the vfs drivers of Docker and podman lose the file",
             )
         found = self.view.lookup(target, follow=False)
         if b".." in entry.link.split(b"/"):
@@ -559,8 +550,8 @@ class Applier:
 
     def _refuse(self, code: str, entry: LayerEntry, what: str) -> NoReturn:
         raise ImageFormatError(
-            f"layer {self._layer}: the entry {show(entry.name)!r} {what}; no runtime "
-            "can unpack this image",
+            f"layer {self._layer}: the entry {show(entry.name)!r} {what}; runtimes "
+            "refuse it or lose a file",
             kind=code,
             hint="build the image again with an unmodified tool",
             where={"layer": self._layer, "path": show(entry.name)},

@@ -93,8 +93,13 @@ class Wheel:
     def _installed(self, info: zipfile.ZipInfo) -> bytes | None:
         """Return where a member goes below site-packages, or None if nowhere."""
         raw = info.orig_filename.encode("utf-8", "surrogateescape")
-        name, escapes = clean_path(raw)
-        if escapes or raw.startswith(b"/") or b"\0" in raw or b"\\" in raw:
+        name = clean_path(raw)
+        if (
+            b".." in raw.split(b"/")
+            or raw.startswith(b"/")
+            or b"\0" in raw
+            or b"\\" in raw
+        ):
             raise ImageFormatError(
                 f"{self._path} has the member {show(raw)!r}, which leaves its folder",
                 kind="bad-wheel",
