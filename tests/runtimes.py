@@ -40,7 +40,11 @@ def read_tree(root: Path) -> Tree:
         for name in os.listdir(os.path.join(top, folder) if folder else top):
             path = folder + b"/" + name if folder else name
             full = os.path.join(top, path)
-            info = os.lstat(full)
+            try:
+                info = os.lstat(full)
+            except FileNotFoundError:
+                # An overlay lists whiteouts of its lowest layer and has no such file.
+                continue
             mode = stat.S_IMODE(info.st_mode)
             if stat.S_ISDIR(info.st_mode):
                 tree[path] = ("d", mode, b"")
@@ -103,11 +107,10 @@ class Containerd:
         )
         folder = Path(program).parent
         self._ctr = str(folder / "ctr") if folder.name else "ctr"
-        self._process = subprocess.Popen(
-            [program, "-c", str(config)],
-            stdout=subprocess.DEVNULL,
-            stderr=(work / "containerd.log").open("wb"),
-        )
+        with (work / "containerd.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [program, "-c", str(config)], stdout=log, stderr=log
+            )
         for _ in range(100):
             if self._socket.exists():
                 break
