@@ -33,7 +33,7 @@ class Limits:
     compressed_layer: int = 64 * GIB
     layer: int = 128 * GIB
     image: int = 512 * GIB
-    ratio: int = 250
+    ratio: int = 200
     entries: int = 4_000_000
     layers: int = 500
     kept: int = 4 * MIB
