@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stackctl.errors import InputError, UsageError
+from stackctl.git.command import GitCommandError
 from stackctl.git.store import Store
 
 FACTS_VERSION = 1
@@ -137,9 +138,22 @@ class Cache:
         if self._store is None:
             try:
                 self._store = Store.create(self.folder / "store.git")
+                self._tidy(self._store)
             except OSError as error:
                 raise disk_error(error, self.folder) from error
         return self._store
+
+    def _tidy(self, store: Store) -> None:
+        folder = self.folder / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / "tidy", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            store.tidy()
+        except (BlockingIOError, GitCommandError):
+            pass  # another process is at it, or its git is after it was killed
+        finally:
+            os.close(descriptor)
 
     def _connect(self) -> sqlite3.Connection:
         if self._database is not None:
@@ -151,17 +165,12 @@ class Cache:
                 connection = sqlite3.connect(path, timeout=60, isolation_level=None)
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
                 if version != FACTS_VERSION:
-                    connection.execute("BEGIN IMMEDIATE")
-                    connection.execute("DROP TABLE IF EXISTS facts")
-                    connection.execute(
-                        "CREATE TABLE facts (kind TEXT, key BLOB, value BLOB, "
-                        "PRIMARY KEY (kind, key)) WITHOUT ROWID"
-                    )
-                    connection.execute(f"PRAGMA user_version = {FACTS_VERSION}")
-                    connection.execute("COMMIT")
+                    self._start(connection)
                 self._database = connection
                 return connection
             except sqlite3.OperationalError as error:
+                if connection is not None:
+                    connection.close()
                 raise disk_error(error, self.folder) from error
             except sqlite3.DatabaseError:
                 # A damaged file holds nothing that cannot be derived again.
@@ -169,8 +178,27 @@ class Cache:
                     connection.close()
                 if attempt == 2:
                     raise
-                path.unlink(missing_ok=True)
+                self._drop_facts()
         raise AssertionError("unreachable")
+
+    @staticmethod
+    def _start(connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        # Another process may have made the table while we waited for our turn.
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version != FACTS_VERSION:
+            connection.execute("DROP TABLE IF EXISTS facts")
+            connection.execute(
+                "CREATE TABLE facts (kind TEXT, key BLOB, value BLOB, "
+                "PRIMARY KEY (kind, key)) WITHOUT ROWID"
+            )
+            connection.execute(f"PRAGMA user_version = {FACTS_VERSION}")
+        connection.execute("COMMIT")
+
+    def _drop_facts(self) -> None:
+        # The journal too: it would be rolled back into the next file of this name.
+        for path in self.folder.glob("facts.sqlite3*"):
+            path.unlink(missing_ok=True)
 
     def _guarded(self, action: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connect()
@@ -181,7 +209,7 @@ class Cache:
         except sqlite3.DatabaseError:
             connection.close()
             self._database = None
-            (self.folder / "facts.sqlite3").unlink(missing_ok=True)
+            self._drop_facts()
             return action(self._connect())
 
     def get(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -296,8 +324,7 @@ class Cache:
                     self._database = None
                 self._store = None
                 # Facts go first: a fact without its objects would be a lie.
-                for path in self.folder.glob("facts.sqlite3*"):
-                    path.unlink(missing_ok=True)
+                self._drop_facts()
                 shutil.rmtree(self.folder / "store.git", ignore_errors=True)
             if downloads:
                 shutil.rmtree(self.downloads, ignore_errors=True)

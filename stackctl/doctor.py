@@ -87,7 +87,7 @@ def examine(cache: Cache) -> list[Check]:
         _git(),
         _cache(cache),
     ]
-    for name in ("GitPython", "typer", "rich", "requests", "tomlkit", "packaging"):
+    for name in ("GitPython", "typer", "rich", "requests", "packaging"):
         checks.append(_package(name, "compose", "pip install --upgrade stackctl"))
     checks.append(_package("PyGithub", "pr", "pip install --upgrade stackctl"))
     for name in ("torch", "triton", "vllm"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stackctl.git.command import HermeticGit
 from stackctl.git.objects import MODE_EXEC, MODE_FILE
-from stackctl.git.patchtext import FORMAT_PATCH
+from stackctl.git.patchtext.canonical import FORMAT_PATCH_OPTIONS
 from stackctl.git.store import Store, create_bare
 
 
@@ -76,7 +76,14 @@ def make_stack(
         stream.append(b"\n")
     git = HermeticGit(scratch)
     git.run("fast-import", "--quiet", "--force", stdin=b"".join(stream))
-    git.run(*FORMAT_PATCH, "-o", str(folder), f"{base_commit}..refs/heads/stack")
+    git.run(
+        "format-patch",
+        "-q",
+        *FORMAT_PATCH_OPTIONS,
+        "-o",
+        str(folder),
+        f"{base_commit}..refs/heads/stack",
+    )
     return sorted(folder.glob("*.patch"))
 
 

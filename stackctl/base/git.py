@@ -24,7 +24,7 @@ _ALL = "2147483647"
 
 _NO_SUCH_COMMIT = re.compile(
     rb"not our ref|unadvertised object|couldn't find remote ref|no such ref"
-    rb"|upload-pack: .*not a valid|remote end hung up.*allow"
+    rb"|dumb http transport does not support"
 )
 _SCP = re.compile(r"[^/]+:")
 
@@ -152,14 +152,16 @@ def _bring(
     ref: str | None,
 ) -> None:
     git = HermeticGit(store.git_dir, network=True)
-    depth = f"--depth={_ALL if history else 1}"
-    status, err = _fetch(git, depth, "--", source, commit)
+    status, err = _fetch(git, _depth(history), "--", source, commit)
     if not status and _is_complete(store, commit, history=history):
         return
     if status and not _NO_SUCH_COMMIT.search(err):
         raise _unreachable(label, source, err)
-    for refs, reach in _other_ways(git, source, label, commit, depth, ref):
-        status, err = _fetch(git, reach, "--", source, *refs)
+    # Servers without a program behind them can only give whole histories.
+    dumb = b"dumb http" in err
+    for refs, whole in _other_ways(git, source, label, commit, history, ref):
+        options = [] if dumb else [_depth(whole)]
+        status, err = _fetch(git, *options, "--", source, *refs)
         if not status and _is_complete(store, commit, history=history):
             return
     raise PinError(
@@ -171,19 +173,27 @@ def _bring(
     )
 
 
+def _depth(history: bool) -> str:
+    return f"--depth={_ALL if history else 1}"
+
+
 def _other_ways(
     git: HermeticGit,
     source: str,
     label: str,
     commit: CommitId,
-    depth: str,
+    history: bool,
     ref: str | None,
-) -> list[tuple[list[str], str]]:
-    """Return the refs to fetch where the server refuses ids, cheapest first."""
+) -> list[tuple[list[str], bool]]:
+    """Return what to fetch where the server refuses ids, cheapest first.
+
+    Returns:
+        Lists of refs, and whether their whole history is needed.
+    """
     status, out, err = git.call("ls-remote", "--quiet", "--", source)
     if status:
         raise _unreachable(label, source, err)
-    ways: list[tuple[list[str], str]] = []
+    ways: list[tuple[list[str], bool]] = []
     named, branches = [], []
     for line in out.decode("utf-8", "surrogateescape").splitlines():
         oid, _, name = line.partition("\t")
@@ -196,12 +206,11 @@ def _other_ways(
         if name.startswith(("refs/heads/", "refs/tags/")):
             branches.append(name)
     if named:
-        ways.append((named[:1], depth))
-    everything = f"--depth={_ALL}"
+        ways.append((named[:1], history))
     if ref is not None:
-        ways.append(([ref], everything))
+        ways.append(([ref], True))
     if branches:
-        ways.append((branches, everything))
+        ways.append((branches, True))
     return ways
 
 

@@ -10,7 +10,7 @@ Nothing is visible in the store before `finish`.
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha1, sha256
@@ -32,6 +32,7 @@ from stackctl.git.objects import (
     encode_tree,
     object_id,
 )
+from stackctl.git.packs import deflate
 from stackctl.model.ids import CommitId, TreeId
 from stackctl.progress import SILENT, Progress
 
@@ -46,25 +47,11 @@ IDENTITY = b"stackctl <stackctl@localhost> 0 +0000"
 Packed = tuple[bytes, bytes, int, bytes]
 
 
-def _compressor() -> Callable[[bytes, int], bytes]:
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib.compress
-    compress: Callable[[bytes, int], bytes] = isal_zlib.compress
-    return compress
-
-
-def _pack(datas: list[bytes], compress: Callable[[bytes, int], bytes]) -> list[Packed]:
-    out = []
-    for data in datas:
-        packed = compress(data, 1)
-        if len(packed) >= len(data):
-            # Fast compressors make incompressible data larger than a pack reader
-            # expects; stored blocks never do.
-            packed = zlib.compress(data, 0)
-        out.append((object_id(BLOB, data), sha256(data).digest(), len(data), packed))
-    return out
+def _pack(datas: list[bytes]) -> list[Packed]:
+    return [
+        (object_id(BLOB, data), sha256(data).digest(), len(data), deflate(data))
+        for data in datas
+    ]
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +104,6 @@ class Importer:
         self._kind = kind
         self._writer = cache.store.writer()
         self._digests: dict[bytes, bytes] = {}
-        self._compress = _compressor()
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "stackctl-import")
         self._pending: deque[tuple[Future[list[Packed]], list[Leaf], int]] = deque()
         self._in_flight = 0
@@ -147,8 +133,12 @@ class Importer:
                 kind="limit",
             )
 
-    def folder(self, parts: tuple[bytes, ...]) -> Folder:
+    def folder(self, parts: tuple[bytes, ...], entry: tuple[bytes, ...]) -> Folder:
         """Return the folder at a path, made where it is missing.
+
+        Args:
+            parts: The path.
+            entry: The entry that needs it, for messages.
 
         Raises:
             InputError: A component is a file or a link, or may not be in a tree.
@@ -161,12 +151,12 @@ class Importer:
             if below is None:
                 problem = component_problem(part)
                 if problem is not None:
-                    raise self.refuse(parts, problem)
+                    raise self.refuse(entry, problem)
                 below = folder[part] = {}
             elif isinstance(below, Leaf):
                 what = "a file" if below.target is None else "a symbolic link"
                 raise self.refuse(
-                    parts,
+                    entry,
                     f"lies below {shown(b'/'.join(parts[: depth + 1]))!r}, "
                     f"which is {what}",
                 )
@@ -177,11 +167,11 @@ class Importer:
     def add_folder(self, parts: tuple[bytes, ...]) -> None:
         """Take note of a folder. Empty ones are no part of a git tree."""
         self._count()
-        self.folder(parts)
+        self.folder(parts, parts)
 
     def _place(self, parts: tuple[bytes, ...], leaf: Leaf) -> None:
         self._count()
-        folder = self.folder(parts[:-1])
+        folder = self.folder(parts[:-1], parts)
         name = parts[-1]
         if name in folder:
             raise self.refuse(parts, "is there twice")
@@ -278,7 +268,7 @@ class Importer:
     def _send(self) -> None:
         if not self._batch:
             return
-        future = self._pool.submit(_pack, self._batch, self._compress)
+        future = self._pool.submit(_pack, self._batch)
         self._pending.append((future, self._batch_leaves, self._batch_bytes))
         self._in_flight += self._batch_bytes
         self._batch, self._batch_leaves, self._batch_bytes = [], [], 0

@@ -19,7 +19,7 @@ class Limits:
     Attributes:
         archive_bytes: Size of the packed archive.
         total_bytes: Size of everything unpacked, padding and headers included.
-        file_bytes: Size of one file.
+        file_bytes: Size of one file; its packed form is held in memory once.
         entries: Number of entries, folders included.
         ratio: Unpacked over packed size, once `ratio_from` bytes came out. Source text
             packs 3 to 10 times; only made-up input packs more than 250 times.
@@ -30,7 +30,7 @@ class Limits:
 
     archive_bytes: int = 4 * GIB
     total_bytes: int = 8 * GIB
-    file_bytes: int = GIB
+    file_bytes: int = 256 * MIB
     entries: int = 1_000_000
     ratio: int = 250
     ratio_from: int = 64 * MIB

@@ -21,6 +21,7 @@ from stackctl.errors import InputError
 BLOCK = 512
 _ZERO = bytes(BLOCK)
 _PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,9}) ")
+_MEANT = (b"path", b"linkpath", b"size")
 _DECIMAL = re.compile(rb"[0-9]{1,19}\Z")
 
 _REGULAR = frozenset(b"0\07")
@@ -117,7 +118,7 @@ def _pax_records(data: bytes) -> dict[bytes, bytes]:
         key, equals, value = record.partition(b"=")
         if end > len(data) or not equals or not key or not value.endswith(b"\n"):
             raise _malformed("a PAX record does not fit its length")
-        if key in records:
+        if key in records and key in _MEANT:
             raise _malformed(f"the PAX record {shown(key)!r} is there twice")
         if key.startswith(b"GNU.sparse"):
             raise _malformed("sparse files are not supported; pack without --sparse")
@@ -169,7 +170,7 @@ def _members(reader: ByteReader, limits: Limits) -> Iterator[Member]:
                 long_link = _long_name(data)
             elif kind == ord("g"):
                 for key in _pax_records(data):
-                    if key in (b"path", b"linkpath", b"size"):
+                    if key in _MEANT:
                         raise _malformed(f"a global PAX record sets {key.decode()}")
             else:
                 if records:
@@ -300,6 +301,8 @@ class Stripper:
         Raises:
             InputError: Nothing would be left of it.
         """
+        if not parts:
+            raise InputError("an entry has no name", kind="archive-refused")
         rest = self.folder(parts)
         if not rest:
             text = shown(b"/".join(parts))

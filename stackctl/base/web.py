@@ -146,7 +146,7 @@ class Web:
             """Does not look at certificates, for hosts the user trusts."""
 
             def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
-                super().cert_verify(conn, url, False, cert)
+                super().cert_verify(conn, url, False, cert)  # type: ignore[no-untyped-call]
 
             def send(self, request: Any, **options: Any) -> Any:  # type: ignore[override]
                 options["verify"] = False

@@ -10,10 +10,11 @@ import mmap
 import stat
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from stackctl.base.importer import Importer
-from stackctl.base.limits import LIMITS, Limits
+from stackctl.base.importer import STREAM_FROM, Importer
+from stackctl.base.limits import LIMITS, MIB, Limits
 from stackctl.base.names import shown, split_member
 from stackctl.base.streams import check_expansion, damaged, trailing, truncated
 from stackctl.base.tar import Stripper
@@ -203,6 +204,40 @@ def _contents(data: "bytes | mmap.mmap", entry: _Entry, begin: int) -> bytes:
     return plain
 
 
+def _pieces(data: "bytes | mmap.mmap", entry: _Entry, begin: int) -> Iterator[bytes]:
+    """Yield a large entry's bytes; its checksum is judged at the end."""
+    decoder = None if entry.method == 0 else zlib.decompressobj(-15)
+    checksum = done = 0
+    position, end = begin, begin + entry.packed
+    full = False
+    try:
+        while True:
+            tail = b"" if decoder is None else decoder.unconsumed_tail
+            chunk = tail or data[position : min(position + MIB, end)]
+            if not chunk and not full:
+                break
+            if not tail:
+                position += len(chunk)
+            piece = chunk if decoder is None else decoder.decompress(chunk, MIB)
+            # A full piece may leave more in the decoder, without any input left.
+            full = decoder is not None and len(piece) == MIB
+            done += len(piece)
+            if done > entry.size:
+                break
+            checksum = zlib.crc32(piece, checksum)
+            yield piece
+            if decoder is not None and decoder.eof:
+                break
+    except zlib.error as error:
+        raise _refused(entry.name, f"is damaged: {error}") from None
+    if decoder is not None and (
+        not decoder.eof or decoder.unused_data or position != end
+    ):
+        raise _refused(entry.name, "does not unpack to the size it announces")
+    if done != entry.size or checksum != entry.crc:
+        raise _refused(entry.name, "is damaged: its size or checksum is wrong")
+
+
 def import_zip(
     data: "bytes | mmap.mmap", importer: Importer, strip: int, limits: Limits = LIMITS
 ) -> None:
@@ -270,4 +305,8 @@ def import_zip(
             importer.add_link(parts, _contents(data, entry, begin))
         else:
             executable = bool(entry.mode & 0o100)
-            importer.add_file(parts, executable, _contents(data, entry, begin))
+            if entry.size >= STREAM_FROM:
+                pieces = _pieces(data, entry, begin)
+                importer.add_stream(parts, executable, entry.size, pieces)
+            else:
+                importer.add_file(parts, executable, _contents(data, entry, begin))

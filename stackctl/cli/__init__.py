@@ -17,11 +17,12 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    from stackctl.cli import app
     from stackctl.cli.output import print_error, print_interrupted
 
     as_json = "--json" in arguments
     try:
+        from stackctl.cli import app
+
         return app.invoke(list(arguments))
     except KeyboardInterrupt:
         print_interrupted(as_json)

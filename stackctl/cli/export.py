@@ -25,6 +25,7 @@ def written_outcome(name: str, written: "Written") -> Outcome:
             yield f"{patch.name}  {mark}"
         for gone in written.removed:
             yield f"{gone}  removed"
+        yield from written.notes
 
     document = {
         "set": name,
@@ -33,6 +34,7 @@ def written_outcome(name: str, written: "Written") -> Outcome:
             for patch in written.patches
         ],
         "removed": list(written.removed),
+        "notes": list(written.notes),
     }
     return Outcome(document, text)
 

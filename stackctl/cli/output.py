@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a command prints: a JSON document, or text for a person; progress on stderr."""
 
+import errno
 import json
 import os
 import sys
@@ -9,7 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stackctl.errors import ExitCode, InternalError, StackctlError, UsageError
+from stackctl.errors import (
+    ExitCode,
+    InputError,
+    InternalError,
+    StackctlError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,16 +38,42 @@ class Outcome:
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document on standard output."""
-    print(json.dumps(document, ensure_ascii=False, indent=2))  # noqa: T201
+    """Print one JSON document on standard output, in UTF-8 whatever the locale."""
+    text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+    # A lone surrogate (of a path that is not UTF-8) becomes `\udcXX`, JSON's own form.
+    _write(text.encode("utf-8", "backslashreplace"))
 
 
 def print_text(lines: Iterable[str]) -> None:
     """Print lines on standard output, whatever the terminal's encoding."""
-    encoding = sys.stdout.encoding or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     for line in lines:
         safe = line.encode(encoding, "backslashreplace").decode(encoding)
-        print(printable(safe))  # noqa: T201
+        _write(printable(safe).encode(encoding) + b"\n", flush=False)
+    _write(b"")
+
+
+def _write(data: bytes, flush: bool = True) -> None:
+    """Write to standard output, and notice there and not at exit where that fails."""
+    out = sys.stdout
+    if out is None:  # closed by the caller
+        return
+    try:
+        out.buffer.write(data)
+        if flush:
+            out.buffer.flush()
+    except OSError as error:
+        # What is buffered still would fail again at exit.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, out.fileno())
+        os.close(null)
+        # The reader of a pipe that goes away, as `head` does, has what it wanted.
+        if not isinstance(error, BrokenPipeError):
+            raise InputError(
+                f"standard output cannot be written: {error.strerror}",
+                kind="cannot-write",
+                hint="the command itself is done; only its answer was lost",
+            ) from error
 
 
 def printable(text: str) -> str:
@@ -64,6 +97,32 @@ def _say(text: str) -> None:
         print(safe, file=stream)
 
 
+_OUTSIDE = frozenset(
+    (
+        errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENAMETOOLONG,
+        errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EPERM, errno.EROFS,
+    )
+)  # fmt: skip
+_FULL = frozenset((errno.EDQUOT, errno.EFBIG, errno.ENOSPC))
+
+
+def _outside_error(error: OSError) -> InputError:
+    """Return the error for what the machine refused: no fault of stackctl."""
+    full = error.errno in _FULL
+    name = error.filename
+    if isinstance(name, bytes):
+        name = os.fsdecode(name)
+    place = f"{name}: " if name else ""
+    return InputError(
+        f"{place}{error.strerror}; nothing half-written was kept",
+        kind="disk-full" if full else "not-permitted",
+        hint="free some space (or raise the quota) and run the command again"
+        if full
+        else "check the permissions and limits, then run the command again",
+        where={"file": str(name)} if name else None,
+    )
+
+
 def print_error(error: Exception, as_json: bool, verbose: bool = False) -> int:
     """Print an error as the contract asks for and return the exit code.
 
@@ -72,6 +131,8 @@ def print_error(error: Exception, as_json: bool, verbose: bool = False) -> int:
         as_json: Print the JSON document on standard output.
         verbose: Show the traceback of an internal error.
     """
+    if isinstance(error, OSError) and error.errno in _OUTSIDE:
+        error = _outside_error(error)
     if not isinstance(error, StackctlError):
         if verbose:
             import traceback

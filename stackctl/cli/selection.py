@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from stackctl.errors import UsageError
+
 BaseOnlyOption = Annotated[bool, typer.Option("--base-only", help="Compose no set.")]
 UptoOption = Annotated[
     str | None,
@@ -28,6 +30,8 @@ ForceOption = Annotated[
 
 def split_names(names: list[str] | None) -> tuple[str, ...]:
     """Return set names from repeated and comma-separated options."""
-    return tuple(
-        part for name in names or () for part in name.split(",") if part.strip()
-    )
+    parts = [part.strip() for name in names or () for part in name.split(",")]
+    if not all(parts):
+        # Taken for nothing, an empty variable of a script would select everything.
+        raise UsageError("the name of a set is empty")
+    return tuple(parts)

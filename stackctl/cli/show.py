@@ -134,6 +134,8 @@ def register(app: typer.Typer) -> None:
         if name is None:
             sets = [
                 _set_document(each, len(patch_files(series, each)))
+                if each.patches
+                else _set_document(each, 0)
                 for each in series.sets
             ]
             document = {"name": series.name, "sets": sets}
@@ -144,7 +146,7 @@ def register(app: typer.Typer) -> None:
         patch_set = find_set(series, name)
         patches = [
             _patch_document(patch)
-            for file in patch_files(series, patch_set)
+            for file in (patch_files(series, patch_set) if patch_set.patches else ())
             for patch in read_patches(file.data, name=file.name, git=HermeticGit())
         ]
         document = _set_document(patch_set, len(patches)) | {"files": patches}

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turning commits, or an edited folder, into the canonical patches of a set.
 
-git itself writes the text (`git format-patch` with every option pinned), so that it is
-the text an author would get. What reading it back would not give again is refused.
+The text is that of `git format-patch` with every option pinned, whatever the version of
+git. What reading it back would not give again is refused.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,14 +23,18 @@ from stackctl.fsutil import write_atomic
 from stackctl.git.apply import Workspace
 from stackctl.git.command import GitCommandError, HermeticGit
 from stackctl.git.objects import COMMIT
-from stackctl.git.patchtext import FORMAT_PATCH
+from stackctl.git.patchtext.canonical import (
+    DIFF_OPTIONS,
+    file_name,
+    round_trip_problem,
+    write_patch,
+)
 from stackctl.git.patchtext.mail import read_patches
 from stackctl.git.patchtext.model import Identity, Patch
 from stackctl.git.store import Store
 from stackctl.model.ids import CommitId, Sha256, TreeId
 from stackctl.model.series import PatchSet, Series
 from stackctl.progress import SILENT, Progress
-from stackctl.scratch import scratch_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,42 +68,53 @@ class Written:
         patches: The set's patches now.
         changed: Names of the files that were written.
         removed: Names of the files that were removed.
+        notes: What a person should know about it.
     """
 
     patches: tuple[CanonicalPatch, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
-def _commit_facts(raw: bytes) -> tuple[bytes, bytes, int]:
-    """Return author line, message and number of parents of a commit."""
+def _commit_facts(raw: bytes) -> tuple[Identity, bytes, int, bool]:
+    """Return author, message, number of parents and whether a commit is signed."""
     head, _, message = raw.partition(b"\n\n")
-    author = b""
+    author = Identity(b"", b"", 0, b"+0000")
     parents = 0
+    signed = False
     for line in head.split(b"\n"):
-        if line.startswith(b"author "):
-            author = line[7:]
-        parents += line.startswith(b"parent ")
-    return author, message, parents
+        key, _, value = line.partition(b" ")
+        if key == b"author":
+            name, _, rest = value.rpartition(b" <")
+            email, _, when = rest.rpartition(b"> ")
+            seconds, _, zone = when.partition(b" ")
+            author = Identity(name, email, int(seconds), zone)
+        parents += key == b"parent"
+        signed |= key in (b"gpgsig", b"gpgsig-sha256")
+    return author, message, parents, signed
 
 
 def canonical_patches(
-    git: HermeticGit, commits: Sequence[str], scratch: Path
-) -> tuple[CanonicalPatch, ...]:
+    git: HermeticGit, commits: Sequence[str]
+) -> tuple[tuple[CanonicalPatch, ...], tuple[str, ...]]:
     """Write commits as canonical patches and read them back.
 
     Args:
         git: Runs in a repository that has the commits.
         commits: Hex ids in order, each a single-parent commit.
-        scratch: Folder for git's output.
+
+    Returns:
+        The patches, and what a person should know about them.
 
     Raises:
         InputError: A commit is a merge, or its patch would lose something.
     """
     out: list[CanonicalPatch] = []
+    notes: list[str] = []
     for number, commit in enumerate(commits, 1):
         raw = git.run("cat-file", "commit", commit)
-        author, message, parents = _commit_facts(raw)
+        author, message, parents, signed = _commit_facts(raw)
         short = commit[:12]
         if parents != 1:
             raise InputError(
@@ -108,55 +123,22 @@ def canonical_patches(
                 hint="rebase the range so that it is linear, then export it",
                 where={"commit": commit},
             )
-        git.run(
-            *FORMAT_PATCH,
-            f"--start-number={number}",
-            "-o",
-            str(scratch),
-            "-1",
-            commit,
-        )
-        (path,) = list(scratch.glob(f"{number:04d}-*.patch"))
-        data = path.read_bytes()
-        patches = read_patches(data, name=path.name, git=git)
-        lost = _lost(patches, author, message, commit, git)
-        if lost is not None:
+        if signed:
+            notes.append(f"commit {short} is signed; a patch cannot keep that")
+        diff = git.run("diff-tree", "--no-commit-id", *DIFF_OPTIONS, commit)
+        problem = round_trip_problem(author, message, diff, git=git)
+        if problem is not None:
             raise InputError(
-                f"commit {short} cannot be a patch: {lost}",
+                f"commit {short} cannot be a patch: {problem}",
                 kind="lossy-patch",
-                hint="reword it (git commit --amend), then export again",
+                hint="amend it (git rebase -i), then export again",
                 where={"commit": commit},
             )
-        out.append(CanonicalPatch(path.name, data, patches[0]))
-    return tuple(out)
-
-
-def _lost(
-    patches: Sequence[Patch],
-    author: bytes,
-    message: bytes,
-    commit: str,
-    git: HermeticGit,
-) -> str | None:
-    """Say what reading a patch back would lose, None where nothing."""
-    if len(patches) != 1:
-        return f"its message reads as {len(patches)} patches"
-    patch = patches[0]
-    who = patch.author
-    back = b"%s <%s> %d %s" % (who.name, who.email, who.seconds, who.zone)
-    if back != author:
-        return (
-            f"its author {author.decode('utf-8', 'replace')!r} reads back as "
-            f"{back.decode('utf-8', 'replace')!r}"
-        )
-    if patch.message != message:
-        return (
-            "its message changes when it is read back (a line like `---` or `diff `?)"
-        )
-    empty = git.run("diff-tree", "--no-commit-id", "--name-only", "-r", commit) == b""
-    if empty != (not patch.changes):
-        return "its changes do not read back"
-    return None
+        name = file_name(number, message)
+        data = write_patch(author, message, diff)
+        (patch,) = read_patches(data, name=name, git=git)
+        out.append(CanonicalPatch(name, data, patch))
+    return tuple(out), tuple(notes)
 
 
 def write_set(
@@ -258,7 +240,11 @@ def export_commits(
     source = HermeticGit(git_dir).with_env(
         GIT_CONFIG_COUNT="1", GIT_CONFIG_KEY_0="safe.directory", GIT_CONFIG_VALUE_0="*"
     )
-    if ".." not in commit_range or commit_range.startswith("-"):
+    if (
+        ".." not in commit_range
+        or "..." in commit_range
+        or commit_range.startswith("-")
+    ):
         raise UsageError(f"{commit_range} is not a range", hint="write it like A..B")
     try:
         commits = source.text(
@@ -280,12 +266,11 @@ def export_commits(
     git = store.git.with_env(
         GIT_ALTERNATE_OBJECT_DIRECTORIES=str((git_dir / objects).resolve())
     )
-    with scratch_folder(store.git_dir / "scratch") as scratch:
-        patches = canonical_patches(git, commits, scratch)
+    patches, notes = canonical_patches(git, commits)
     if check:
         composer = make_composer(series, cache, offline, progress)
         _check_applies(composer, patch_set, patches)
-    return write_set(series, patch_set, patches)
+    return replace(write_set(series, patch_set, patches), notes=notes)
 
 
 def refresh_from_folder(
@@ -348,8 +333,7 @@ def refresh_from_folder(
         chain.append(_add_commit(store, raw))
     else:
         chain = _amend(store, composer, patch_set, own, below.commit, edited, patch)
-    with scratch_folder(store.git_dir / "scratch") as scratch:
-        patches = canonical_patches(store.git, chain, scratch)
+    patches, notes = canonical_patches(store.git, chain)
     empty = [each.name for each in patches if not each.patch.changes]
     if empty:
         raise UsageError(
@@ -364,7 +348,7 @@ def refresh_from_folder(
             kind="lossy-patch",
             where={"set": name},
         )
-    return write_set(series, patch_set, patches)
+    return replace(write_set(series, patch_set, patches), notes=notes)
 
 
 def _add_commit(store: Store, raw: bytes) -> CommitId:

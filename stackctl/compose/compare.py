@@ -151,23 +151,24 @@ def revision_range(
     known = {patch_set.name for patch_set in series.sets}
     if text in known:
         return _range(composer.compose(Selection(upto=text)), text)
-    commits = _commit_range(text, composer)
-    if commits is not None:
-        return commits
+    # Folders come before ranges: `../old` has two dots as well.
     folder, _, name = text.partition(":")
-    path = Path(folder)
+    path = Path(folder).expanduser()
     if (path / SERIES_FILE).is_file():
         other = load_series(path / SERIES_FILE)
         composer = make_composer(other, cache, offline, progress)
         selection = Selection(upto=name) if name else WHOLE
         return _range(composer.compose(selection), name or None)
+    commits = _commit_range(text, composer)
+    if commits is not None:
+        return commits
     raise UsageError(
         f"{text} names no set, project folder or commit range",
         hint="write SET, DIR, DIR:SET or COMMIT..COMMIT",
     )
 
 
-_RANGE_ROW = re.compile(r" *(?:[0-9]+|-): +\S+ ([=!<>]) ", re.MULTILINE)
+_RANGE_ROW = re.compile(r"^ *(?:[0-9]+|-): +\S+ ([=!<>]) ", re.MULTILINE)
 
 
 def range_diff(

@@ -10,22 +10,25 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from io import BytesIO
+from typing import TYPE_CHECKING
 
 from stackctl.base import ResolvedBase, resolve_base
-from stackctl.cache import Cache
+from stackctl.cache import Cache, disk_error
 from stackctl.compose.digest import content_sha256
 from stackctl.compose.model import Composition, Step
 from stackctl.compose.plan import WHOLE, Selection, select
 from stackctl.compose.sources import PatchFile, patch_files
 from stackctl.errors import ConflictError, InputError, InternalError, StackctlError
-from stackctl.git.apply import Workspace
 from stackctl.git.objects import encode_commit
-from stackctl.git.patchtext.mail import read_patches
-from stackctl.git.patchtext.model import Patch
 from stackctl.model.canonical import canonical_json
 from stackctl.model.ids import CommitId, Sha256, TreeId
 from stackctl.model.series import PatchSet, Series
 from stackctl.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from stackctl.git.apply import Workspace
+    from stackctl.git.patchtext.model import Patch
 
 RULES = 1
 """Version of the rules by which steps are made; part of every remembered step's key."""
@@ -48,7 +51,7 @@ class Options:
     patch_ids: bool = True
 
 
-def commit_of_patch(patch: Patch, tree: TreeId, parent: CommitId) -> bytes:
+def commit_of_patch(patch: "Patch", tree: TreeId, parent: CommitId) -> bytes:
     """Return the commit object's content for a patch.
 
     Author, author date and message are the patch's own; the committer is fixed and the
@@ -156,7 +159,7 @@ class Composer:
         if known:
             tree, commit = known[-1][-1].tree, known[-1][-1].commit or commit
         if len(known) < len(files):
-            fresh = self._make(files[len(known) :], tree, commit)
+            fresh = self.make(files[len(known) :], tree, commit)
             for number, steps in enumerate(fresh, len(known)):
                 made[number] = steps
             if self.options.commits:
@@ -256,31 +259,49 @@ class Composer:
             facts[key] = canonical_json({"steps": rows})
         self.cache.put("step", facts)
 
-    def _make(
+    def make(
         self, files: Sequence[PatchFile], tree: TreeId, commit: CommitId
     ) -> list[list[Step]]:
+        """Compose patch files onto a commit, remembering nothing.
+
+        Args:
+            files: Patch files in order.
+            tree: Hex id of the tree to start from.
+            commit: Hex id of its commit.
+
+        Returns:
+            The steps of each file. Without commits, only the last step's tree is right.
+
+        Raises:
+            ConflictError: A patch does not apply; nothing is written then.
+        """
+        # Not needed where every step is known, and costly to import.
+        from stackctl.git.apply import Workspace
+        from stackctl.git.patchtext.mail import read_patches
+
         workspace = Workspace(self.cache.store, tree, every_step=self.options.commits)
         made: list[list[Step]] = []
         try:
             for number, file in enumerate(files):
                 self.progress.update("compose", number, len(files))
                 steps = []
-                patches = read_patches(
-                    file.data, name=file.name, git=self.cache.store.git
-                )
-                if not patches:
-                    raise InputError(
-                        f"{file.name} of set `{file.set}` holds no patch",
-                        kind="empty-patch",
-                        where={"file": str(file.path), "set": file.set},
+                try:
+                    patches = read_patches(
+                        file.data, name=file.name, git=self.cache.store.git
                     )
+                except StackctlError as error:
+                    error.where |= {"file": str(file.path), "set": file.set}
+                    error.message = f"set `{file.set}`: {error.message}"
+                    raise
                 for patch in patches:
                     native = self._apply(workspace, file, patch)
                     if self.options.commits:
                         tree = workspace.write_tree()
                         raw = commit_of_patch(patch, tree, commit)
                         commit = workspace.add_commit(raw)
-                    steps.append(self._step(file, patch, len(patches), tree, commit))
+                    # Without commits only the last tree is made.
+                    after = tree if self.options.commits else TreeId("")
+                    steps.append(self._step(file, patch, len(patches), after, commit))
                     if not native:
                         steps[-1] = replace(steps[-1], how="git")
                 made.append(steps)
@@ -288,6 +309,8 @@ class Composer:
                 tree = workspace.write_tree()
                 made[-1][-1] = replace(made[-1][-1], tree=tree)
             workspace.publish()
+        except OSError as error:
+            raise disk_error(error, self.cache.folder) from error
         finally:
             workspace.abort()
         self.progress.update("compose", len(files), len(files))
@@ -296,7 +319,7 @@ class Composer:
         return made
 
     @staticmethod
-    def _apply(workspace: Workspace, file: PatchFile, patch: Patch) -> bool:
+    def _apply(workspace: "Workspace", file: PatchFile, patch: "Patch") -> bool:
         try:
             return workspace.apply(patch)
         except StackctlError as error:
@@ -310,7 +333,7 @@ class Composer:
     def _step(
         self,
         file: PatchFile,
-        patch: Patch,
+        patch: "Patch",
         count: int,
         tree: TreeId,
         commit: CommitId,
@@ -375,7 +398,8 @@ def patch_ids(cache: Cache, commits: Sequence[str]) -> dict[str, str | None]:
         if current is not None:
             out[current.decode()] = patch_id(b"".join(lines))
 
-    for line in text.splitlines(keepends=True):
+    # `bytes.splitlines` would also split at a lone CR within a line.
+    for line in BytesIO(text):
         if len(line) == 41 and line[:40] in wanted:
             finish()
             current, lines = line[:40], []

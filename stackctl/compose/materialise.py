@@ -12,6 +12,7 @@ from pathlib import Path
 from stackctl.cache import disk_error
 from stackctl.errors import InputError, UsageError
 from stackctl.git.objects import MODE_EXEC, MODE_LINK, MODE_SUBMODULE
+from stackctl.git.patchtext.paths import path_problem
 from stackctl.git.store import Store
 from stackctl.model.ids import TreeId
 from stackctl.progress import SILENT, Progress
@@ -57,6 +58,14 @@ def write_tree(store: Store, tree: TreeId, folder: Path, progress: Progress) -> 
             _make_parents(root, parent, made)
         target = root + b"/" + path
         shown = path.decode("utf-8", "backslashreplace")
+        # A tree of a git base may hold any name; git would refuse to check it out too.
+        problem = path_problem(path, symlink=mode == MODE_LINK)
+        if problem is not None:
+            raise InputError(
+                f"{shown} cannot be written: {problem}",
+                kind="unsafe-path",
+                where={"path": shown},
+            )
         if mode == MODE_SUBMODULE:
             raise InputError(f"{shown} is a submodule, which cannot be written")
         data = store.blob(oid)

@@ -22,7 +22,7 @@ class Step:
         strategy: `apply`, `merge` or `cherry-pick`.
         disposition: What became of it.
         patch_id: Stable patch id, None where the step changes nothing.
-        tree: Tree after the step.
+        tree: Tree after the step; empty where only the final tree was made.
         commit: Commit after the step, None where commits were not asked for.
         how: `native`, `git` (fell back) or `cached`; not part of the composition.
     """
@@ -64,7 +64,7 @@ class Step:
             "strategy": self.strategy,
             "disposition": self.disposition,
             "patch_id": self.patch_id,
-            "tree": self.tree,
+            "tree": self.tree or None,
             "commit": self.commit,
             "how": self.how,
         }

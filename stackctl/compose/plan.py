@@ -30,7 +30,9 @@ class Selection:
     @property
     def whole(self) -> bool:
         """Whether this is the whole series."""
-        return not (self.base_only or self.upto or self.only or self.without)
+        return not (
+            self.base_only or self.upto is not None or self.only or self.without
+        )
 
 
 WHOLE = Selection()
@@ -79,7 +81,7 @@ def select(series: Series, selection: Selection = WHOLE) -> tuple[PatchSet, ...]
     """
     modes = {
         "--base-only": selection.base_only,
-        "--upto": bool(selection.upto),
+        "--upto": selection.upto is not None,
         "--only": bool(selection.only),
         "--without": bool(selection.without),
     }
@@ -88,7 +90,7 @@ def select(series: Series, selection: Selection = WHOLE) -> tuple[PatchSet, ...]
         raise UsageError(f"{used[0]} and {used[1]} exclude each other")
     if selection.base_only:
         return ()
-    if selection.upto:
+    if selection.upto is not None:
         last = find_set(series, selection.upto)
         return series.sets[: series.sets.index(last) + 1]
     if selection.only:

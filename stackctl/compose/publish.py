@@ -59,9 +59,11 @@ def publish_commit(store: Store, commit: CommitId, repository: Path, ref: str) -
             f"{ref} is not the full name of a ref",
             hint="write it like refs/heads/fork",
         )
-    status, out, _ = git.call("symbolic-ref", "-q", "HEAD")
-    bare = git.call("rev-parse", "--is-bare-repository")[1].strip() == b"true"
-    if status == 0 and out.decode().strip() == ref and not bare:
+    trees = git.call("worktree", "list", "--porcelain")[1].decode("utf-8", "replace")
+    used = {line[7:] for line in trees.splitlines() if line.startswith("branch ")}
+    if git.call("rev-parse", "--is-bare-repository")[1].strip() != b"true":
+        used.add(git.call("symbolic-ref", "-q", "HEAD")[1].decode().strip())
+    if ref in used:
         raise UsageError(
             f"{ref} is checked out in {repository}",
             kind="checked-out",
@@ -78,6 +80,17 @@ def publish_commit(store: Store, commit: CommitId, repository: Path, ref: str) -
             str(store.git_dir.resolve()),
             commit,
         )
+        # A base that was fetched by its id came without its history. Where the target
+        # has none either, the ref would stand on a commit whose parents are missing.
+        if (store.git_dir / "shallow").exists() and git.call(
+            "rev-list", "--quiet", commit
+        )[0]:
+            raise InputError(
+                f"{repository} does not have the history of the base",
+                kind="no-history",
+                hint="fetch the base's commit into it first, from where it comes from",
+                where={"file": str(repository)},
+            )
         git.run("update-ref", "-m", "stackctl compose", ref, commit, before or "0" * 40)
     except GitCommandError as error:
         reason = error.stderr.decode("utf-8", "replace").strip()

@@ -6,16 +6,23 @@ into an index of the whole tree and writes the tree. A lock is written only wher
 routes agree after every file.
 """
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from stackctl.compose.model import Composition
 from stackctl.compose.sources import PatchFile
 from stackctl.errors import InternalError
-from stackctl.git.command import GitCommandError
+from stackctl.git.command import GitCommandError, HermeticGit
 from stackctl.git.store import Store, create_bare
 from stackctl.model.ids import TreeId
 from stackctl.progress import SILENT, Progress
 from stackctl.scratch import scratch_folder
+
+_ENCODED = re.compile(
+    rb"^content-transfer-encoding:[ \t]*(?:base64|quoted-printable)",
+    re.IGNORECASE | re.MULTILINE,
+)
 
 
 class RoutesDisagreeError(InternalError):
@@ -49,14 +56,15 @@ def trees_by_git(
         for number, file in enumerate(files):
             progress.update("check with git", number, len(files))
             try:
-                git.run(
-                    "apply",
-                    "--cached",
-                    "--whitespace=nowarn",
-                    "--allow-empty",
-                    "-",
-                    stdin=file.data,
-                )
+                for text in _diffs(git, file.data, folder / "mail"):
+                    git.run(
+                        "apply",
+                        "--cached",
+                        "--whitespace=nowarn",
+                        "--allow-empty",
+                        "-",
+                        stdin=text,
+                    )
             except GitCommandError as error:
                 raise RoutesDisagreeError(
                     f"{file.name} of set `{file.set}` was composed here, but git "
@@ -67,6 +75,33 @@ def trees_by_git(
             trees.append(TreeId(git.text("write-tree")))
         progress.update("check with git", len(files), len(files))
         return trees
+
+
+def _diffs(git: HermeticGit, data: bytes, folder: Path) -> list[bytes]:
+    """Return what `git apply` is given: the file, or the texts of encoded mails."""
+    if _ENCODED.search(data) is None:
+        return [data]
+    folder.mkdir(exist_ok=True)
+    mails = folder / "mails"
+    mails.mkdir()
+    git.run("mailsplit", "-b", "--keep-cr", f"-o{mails}", stdin=data)
+    out = []
+    for mail in sorted(mails.iterdir()):
+        patch = folder / "patch"
+        git.run(
+            "mailinfo",
+            "-b",
+            "-u",
+            "--no-scissors",
+            "--quoted-cr=nowarn",
+            str(folder / "message"),
+            str(patch),
+            stdin=mail.read_bytes(),
+        )
+        out.append(patch.read_bytes())
+        mail.unlink()
+    mails.rmdir()
+    return out
 
 
 def check_routes(

@@ -8,11 +8,13 @@ other patches moved on, renames, abbreviated ids, deltas) goes to `git apply` on
 index that holds just the paths in question, and is counted.
 """
 
-import zlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
-from stackctl.errors import ConflictError
+from stackctl.errors import ConflictError, InputError
+from stackctl.git.command import GitCommandError, disk_problem
 from stackctl.git.index import encode_index, read_index
 from stackctl.git.objects import (
     BLOB,
@@ -26,7 +28,7 @@ from stackctl.git.objects import (
 )
 from stackctl.git.packs import Copy, DeltaOp
 from stackctl.git.patchtext.model import FileChange, Hunk, Patch
-from stackctl.git.store import Store
+from stackctl.git.store import Store, read_loose, write_loose
 from stackctl.git.tree import TreeEditor
 from stackctl.model.ids import CommitId, TreeId
 from stackctl.scratch import scratch_folder
@@ -129,6 +131,36 @@ def apply_in_place(
     return b"".join(pieces), tuple(ops)
 
 
+def _binary_result(change: FileChange, old_data: bytes) -> bytes:
+    """Return what a binary change makes of the file it is for.
+
+    git does not look at the change where it has the result already, so what it accepts
+    would depend on what lies in the store.
+
+    Raises:
+        InputError: The change does not give the blob that it names.
+    """
+    from stackctl.git.patchtext.binary import CorruptBinaryError, apply_binary
+
+    assert change.binary is not None
+    try:
+        data = apply_binary(old_data, change.binary)
+        reason = "it gives another blob"
+    except CorruptBinaryError as error:
+        data, reason = b"", error.reason
+    wanted = _NO_ID if change.kind == "delete" else object_id(BLOB, data).hex()
+    if change.new_id != wanted or reason != "it gives another blob":
+        shown = (change.new_path or change.old_path or b"").decode("utf-8", "replace")
+        raise InputError(
+            f"the binary change of {shown} does not give blob {change.new_id}: "
+            f"{reason}",
+            kind="bad-binary",
+            hint="make the patch again with `git diff --binary --full-index`",
+            where={"path": shown, "line": change.line},
+        )
+    return data
+
+
 class Workspace:
     """A tree that patches are applied to, in memory.
 
@@ -147,7 +179,6 @@ class Workspace:
         self._every_step = every_step
         self._contents: dict[bytes, tuple[bytes, bytes]] = {}
         self._pending: dict[bytes, bytes] = {}
-        self._loose: set[bytes] = set()
 
     def content(self, path: bytes, oid: bytes) -> bytes:
         """Return the bytes of the file at a path whose blob has the given raw id."""
@@ -233,14 +264,13 @@ class Workspace:
         if change.new_id is None or len(change.new_id) != 40:
             return None
         if change.binary is not None:
-            if change.binary.method != "literal" or change.hunks:
-                return None
-            data, ops = change.binary.data, (change.binary.data,)
+            data = _binary_result(change, old_data)
+            ops: tuple[DeltaOp, ...] = (data,)
         else:
             applied = apply_in_place(old_data, change.hunks)
             if applied is None:
                 return None
-            data, ops = applied  # type: ignore[assignment]
+            data, ops = applied
         if change.kind == "delete":
             if data or change.new_id != _NO_ID:
                 return None
@@ -279,9 +309,19 @@ class Workspace:
 
     def _fall_back(self, patch: Patch) -> None:
         before = self._around(patch.changes)
-        for path, entry in before.items():
-            self._make_loose(path, entry.oid)
+        for change in patch.changes:
+            entry = before.get(change.old_path or b"")
+            if change.binary and entry and change.old_id == entry.oid.hex():
+                _binary_result(change, self.content(change.old_path or b"", entry.oid))
+        # git writes into objects of its own: what it leaves behind when it is killed,
+        # or makes of a patch that is refused later, never reaches the store.
         with scratch_folder(self.store.git_dir / "scratch") as folder:
+            objects = folder / "objects"
+            (objects / "info").mkdir(parents=True)
+            shared = (self.store.git_dir / "objects").resolve()
+            (objects / "info" / "alternates").write_bytes(os.fsencode(shared) + b"\n")
+            for path, entry in before.items():
+                self._lend(objects, path, entry.oid)
             index = folder / "index"
             index.write_bytes(encode_index(before))
             status, _, error = self.store.git.call(
@@ -291,25 +331,46 @@ class Workspace:
                 "--allow-empty",
                 "-",
                 stdin=patch.diff,
-                env={"GIT_INDEX_FILE": str(index)},
+                env={
+                    "GIT_INDEX_FILE": str(index),
+                    "GIT_OBJECT_DIRECTORY": str(objects),
+                },
             )
+            problem = disk_problem(status, error) if status else None
+            if problem is not None:
+                raise problem
+            if status < 0:
+                raise GitCommandError(("apply",), status, b"", error)
             if status:
                 raise self._rejection(patch, error.decode("utf-8", "replace"))
             after = read_index(index)
+            fresh = {
+                path: read_loose(objects, entry.oid)
+                for path, entry in after.items()
+                if before.get(path) != entry
+            }
         for path in sorted(before.keys() - after.keys()):
             self.editor.delete(path)
             self._contents.pop(path, None)
             self._pending.pop(path, None)
-        for path, entry in after.items():
-            if before.get(path) != entry:
-                self.editor.put(path, entry.mode, entry.oid)
-                self._pending.pop(path, None)
-        if any(before.get(path) != entry for path, entry in after.items()):
-            self.store.refresh()
+        for path, found in fresh.items():
+            mode, oid = after[path]
+            self.editor.put(path, mode, oid)
+            self._pending.pop(path, None)
+            if found is None:  # in the store already
+                continue
+            self._contents[path] = (oid, found[1])
+            if self._every_step:
+                self.writer.add(BLOB, found[1], oid)
+            else:
+                self._pending[path] = oid
 
     def _around(self, changes: tuple[FileChange, ...]) -> dict[bytes, Entry]:
         """Return the entries that decide what git makes of the changes."""
         entries: dict[bytes, Entry] = {}
+        named = {change.old_path for change in changes}
+        named |= {change.new_path for change in changes}
+        besides = {path for path in named if path is not None}
         for change in changes:
             for path in (change.old_path, change.new_path):
                 if path is None:
@@ -320,29 +381,19 @@ class Workspace:
                 if entry is None:
                     continue
                 if entry.mode == MODE_TREE:
-                    inside = self.editor.first_file(target)
+                    # The patch may empty the folder: what else is in it decides.
+                    inside = self.editor.first_file(target, besides)
                     if inside is not None:
                         entries[inside[0]] = inside[1]
                 else:
                     entries[target] = entry
         return entries
 
-    def _make_loose(self, path: bytes, oid: bytes) -> None:
-        """Let git see a blob that is not published yet."""
-        if oid in self._loose:
-            return
+    def _lend(self, objects: Path, path: bytes, oid: bytes) -> None:
+        """Let git see a blob that is not in the store yet."""
         pending = oid in self.writer or self._pending.get(path) == oid
-        if not pending or self.store.find(oid) is not None:
-            return
-        from stackctl.fsutil import write_atomic
-
-        data = self.content(path, oid)
-        name = oid.hex()
-        target = self.store.git_dir / "objects" / name[:2] / name[2:]
-        target.parent.mkdir(exist_ok=True)
-        packed = zlib.compress(b"blob %d\0" % len(data) + data, 1)
-        write_atomic(target, packed, mode=0o444)
-        self._loose.add(oid)
+        if pending and oid.hex() not in self.store:
+            write_loose(objects, oid, BLOB, self.content(path, oid))
 
     def _rejection(self, patch: Patch, output: str) -> ConflictError:
         from stackctl.git.explain import explain_rejection

@@ -6,8 +6,10 @@ started through `env -i` with an explicit list. Nothing of the user's configurat
 attributes, hooks, locale or time zone can then change an object, a tree or a patch.
 """
 
+import errno
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping
 from functools import cache
@@ -98,6 +100,22 @@ class GitCommandError(StackctlError):
         super().__init__(f"git {shown} failed ({status}): {text}")
 
 
+def disk_problem(status: int, stderr: bytes) -> OSError | None:
+    """Return the error of a git process that could not write, None for others.
+
+    Args:
+        status: Its exit status.
+        stderr: What it wrote to standard error.
+    """
+    if status == -signal.SIGXFSZ:
+        return OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
+        # git runs in the C locale, so its words are those of `strerror`.
+        if os.strerror(number).encode() in stderr:
+            return OSError(number, os.strerror(number))
+    return None
+
+
 @cache
 def _programs() -> tuple[str, str]:
     git = shutil.which("git")
@@ -108,7 +126,8 @@ def _programs() -> tuple[str, str]:
             kind="no-git",
             hint="install git 2.39 or later",
         )
-    return env, git
+    # A relative entry of PATH means our working folder, not the child's.
+    return os.path.abspath(env), os.path.abspath(git)
 
 
 def _load_gitpython() -> "type[Git]":
@@ -244,10 +263,12 @@ class HermeticGit:
 
         Raises:
             GitCommandError: The exit status is not 0.
+            OSError: The disk is full.
         """
         status, out, err = self.call(*args, stdin=stdin, cwd=cwd, env=env)
         if status:
-            raise GitCommandError(args, status, out, err)
+            problem = disk_problem(status, err)
+            raise problem or GitCommandError(args, status, out, err)
         return out
 
     def text(

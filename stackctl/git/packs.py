@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from stackctl.errors import PinError
-from stackctl.git.objects import object_id
+from stackctl.git.objects import TREE, object_id
 
 OFS_DELTA = 6
 REF_DELTA = 7
@@ -29,6 +29,14 @@ MAX_CHAIN = 40
 _COPY_LIMIT = 0xFFFFFF
 _INDEX_MAGIC = b"\xfftOc\x00\x00\x00\x02"
 
+
+_MAP_FROM = 1 << 18
+"""Indexes from this size (bytes) on are mapped and not read: 9,000 objects."""
+
+_DELTA_MIN = 4
+"""Shortest delta that git reads: bytes. One that makes an empty file is shorter."""
+
+_MEND = "run `stackctl cache clean` and compose again"
 
 _STORED_LIMIT = 4096
 """Objects up to this size (bytes) are not compressed: setting zlib up costs 60 us."""
@@ -46,15 +54,24 @@ def deflate(data: bytes, level: int = 1) -> bytes:
         data: The bytes.
         level: Compression level, 1 is the quickest.
     """
-    size = len(data)
-    if size > _STORED_LIMIT:
+    if len(data) > _STORED_LIMIT:
         return bytes(_fast_compress(data, level))
-    # One stored block: RFC 1950 and RFC 1951, section 3.2.4.
-    return b"\x78\x01\x01%b%b%b" % (
-        struct.pack("<HH", size, size ^ 0xFFFF),
-        data,
-        zlib.adler32(data).to_bytes(4, "big"),
-    )
+    return store_uncompressed(data)
+
+
+def store_uncompressed(data: bytes) -> bytes:
+    """Return a zlib stream that holds some bytes as they are.
+
+    Stored blocks of RFC 1951, section 3.2.4, in the frame of RFC 1950.
+    """
+    out = [b"\x78\x01"]
+    for start in range(0, len(data) or 1, 0xFFFF):
+        block = data[start : start + 0xFFFF]
+        last = start + 0xFFFF >= len(data)
+        out.append(struct.pack("<BHH", last, len(block), len(block) ^ 0xFFFF))
+        out.append(block)
+    out.append(zlib.adler32(data).to_bytes(4, "big"))
+    return b"".join(out)
 
 
 class Copy(NamedTuple):
@@ -176,6 +193,10 @@ def apply_delta(base: bytes, delta: bytes) -> bytes:
     return b"".join(out)
 
 
+class PackGoneError(PinError):
+    """A pack went away after its index was read."""
+
+
 class Pack:
     """One pack on disk, opened for reading by id.
 
@@ -185,24 +206,49 @@ class Pack:
 
     def __init__(self, index: Path) -> None:
         self.path = index.with_suffix(".pack")
+        self._mapped: mmap.mmap | None = None
         with index.open("rb") as file:
-            self._index = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        with self.path.open("rb") as file:
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            size = os.fstat(file.fileno()).st_size
+            # A mapping holds a descriptor; a cache may have thousands of small packs.
+            self._index: bytes | mmap.mmap = (
+                file.read()
+                if size < _MAP_FROM
+                else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            )
         size = len(self._index)
+        damaged = PinError(
+            f"pack index {index.name} is damaged", kind="bad-object", hint=_MEND
+        )
         if self._index[:8] != _INDEX_MAGIC or size < 8 + 1024 + 40:
-            raise PinError(f"pack index {index.name} is damaged", kind="bad-object")
+            raise damaged
         self._fanout = struct.unpack_from(">256I", self._index, 8)
         self.count: int = self._fanout[255]
         self._ids = 8 + 1024
         self._offsets = self._ids + 24 * self.count
         if size < self._offsets + 4 * self.count + 40:
-            raise PinError(f"pack index {index.name} is damaged", kind="bad-object")
+            raise damaged
 
     def close(self) -> None:
         """Unmap the files."""
-        self._index.close()
-        self._data.close()
+        if not isinstance(self._index, bytes):
+            self._index.close()
+        if self._mapped is not None:
+            self._mapped.close()
+            self._mapped = None
+
+    @property
+    def _data(self) -> mmap.mmap:
+        if self._mapped is None:
+            try:
+                with self.path.open("rb") as file:
+                    self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (FileNotFoundError, ValueError):
+                raise PackGoneError(
+                    f"pack {self.path.name} is gone or empty",
+                    kind="bad-object",
+                    hint=_MEND,
+                ) from None
+        return self._mapped
 
     def ids(self) -> Iterator[bytes]:
         """Yield the raw ids of all objects, in order."""
@@ -255,8 +301,13 @@ class Pack:
             except zlib.error:
                 out = b""
         if len(out) != size:
-            raise PinError(f"pack {self.path.name} is damaged", kind="bad-object")
+            raise self._damaged()
         return out
+
+    def _damaged(self) -> PinError:
+        return PinError(
+            f"pack {self.path.name} is damaged", kind="bad-object", hint=_MEND
+        )
 
     def read_at(
         self, offset: int, reader: Callable[[bytes], tuple[int, bytes]]
@@ -266,7 +317,18 @@ class Pack:
         Args:
             offset: Start of the object's entry.
             reader: Reads the base of a delta that names it by id.
+
+        Raises:
+            PinError: The pack is damaged.
         """
+        try:
+            return self._read_at(offset, reader)
+        except IndexError:  # the data ends in the middle of an entry
+            raise self._damaged() from None
+
+    def _read_at(
+        self, offset: int, reader: Callable[[bytes], tuple[int, bytes]]
+    ) -> tuple[int, bytes]:
         deltas = []
         while True:
             kind, size, start = self._header(offset)
@@ -280,7 +342,7 @@ class Pack:
                     back = (back + 1 << 7) | byte & 0x7F
                 deltas.append(self._inflate(start, size))
                 if back <= 0 or back > offset:
-                    raise PinError(f"pack {self.path.name} is damaged")
+                    raise self._damaged()
                 offset -= back
             elif kind == REF_DELTA:
                 base_id = self._data[start : start + 20]
@@ -382,7 +444,11 @@ class PackWriter:
         if oid is None:
             oid = object_id(kind, data)
         if oid not in self._entries:
-            self.add_packed(kind, len(data), deflate(data, self._level), oid)
+            # A tree is mostly ids, which do not compress.
+            packed = (
+                store_uncompressed(data) if kind == TREE else deflate(data, self._level)
+            )
+            self.add_packed(kind, len(data), packed, oid)
         return oid
 
     def add_packed(self, kind: int, size: int, packed: bytes, oid: bytes) -> None:
@@ -422,6 +488,9 @@ class PackWriter:
             self.add(kind, data, oid)
             return
         delta = encode_delta(old_size, len(data), ops)
+        if len(delta) < _DELTA_MIN:
+            self.add(kind, data, oid)
+            return
         entry = (
             _entry_header(OFS_DELTA, len(delta))
             + _offset_bytes(self._position - old[0])
@@ -466,8 +535,9 @@ class PackWriter:
             trailer = digest.digest()
             self._file.write(trailer)
             ids = sorted(self._entries)
-            name = sha1(b"".join(ids), usedforsecurity=False).hexdigest()
-            pack = self._folder / f"pack-{name}.pack"
+            # Named by its bytes: two writers of one name then write the same, and no
+            # reader can meet the index of one beside the data of the other.
+            pack = self._folder / f"pack-{trailer.hex()}.pack"
             index = pack.with_suffix(".idx")
             if not index.exists():
                 os.fchmod(self._file.fileno(), 0o444)

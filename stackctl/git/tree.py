@@ -6,12 +6,14 @@ tree; a change touches one path of folders. The cost of an edit depends on the s
 the folders on that path, not on the size of the tree.
 """
 
+from collections.abc import Collection
+
 from stackctl.errors import InputError
 from stackctl.git.objects import (
     MODE_TREE,
     TREE,
     Entry,
-    iterate_tree,
+    index_tree,
     object_id,
     tree_sort_key,
 )
@@ -46,9 +48,7 @@ class _Folder:
 
     def __init__(self, raw: bytes, written: bytes) -> None:
         self.raw = bytearray(raw)
-        self.places = {
-            name: (mode, offset) for name, mode, _, offset in iterate_tree(raw)
-        }
+        self.places = index_tree(raw)
         self.below: dict[bytes, _Folder] = {}
         self.dirty = False
         self.written = written
@@ -90,10 +90,7 @@ class _Folder:
         self._reindex()
 
     def _reindex(self) -> None:
-        self.places = {
-            name: (mode, offset)
-            for name, mode, _, offset in iterate_tree(bytes(self.raw))
-        }
+        self.places = index_tree(bytes(self.raw))
         self.patches = None
         self.dirty = True
 
@@ -156,8 +153,18 @@ class TreeEditor:
             folder = below
         return None
 
-    def first_file(self, path: bytes) -> tuple[bytes, Entry] | None:
-        """Return some file below a folder, None where the path is no folder."""
+    def first_file(
+        self, path: bytes, besides: Collection[bytes] = ()
+    ) -> tuple[bytes, Entry] | None:
+        """Return the first file below a folder that is not one of some others.
+
+        Args:
+            path: Path of the folder.
+            besides: Paths that do not count.
+
+        Returns:
+            Path and entry; None where there is none, or the path is no folder.
+        """
         folder: _Folder | None = self._root
         for part in path.split(b"/"):
             assert folder is not None
@@ -165,17 +172,23 @@ class TreeEditor:
             if folder is None:
                 return None
         assert folder is not None
-        while True:
-            name = next(iter(folder.places), None)
-            if name is None:
-                return None
-            path = path + b"/" + name
+        return self._first(folder, path, besides)
+
+    def _first(
+        self, folder: _Folder, prefix: bytes, besides: Collection[bytes]
+    ) -> tuple[bytes, Entry] | None:
+        for name in folder.places:
+            path = prefix + b"/" + name
             below = self._below(folder, name)
-            if below is None:
+            if below is not None:
+                found = self._first(below, path, besides)
+                if found is not None:
+                    return found
+            elif path not in besides:
                 entry = folder.entry(name)
                 assert entry is not None
                 return path, entry
-            folder = below
+        return None
 
     def put(self, path: bytes, mode: int, oid: bytes) -> None:
         """Set a file.

@@ -3,7 +3,8 @@
 
 Digests and ids are taken over canonical bytes, so they do not depend on who wrote the
 document. Numbers follow the RFC: integers up to 2**53 in size, and floats in the
-shortest form of ECMAScript (1.0 is `1`, 1e21 is `1e+21`, -0.0 is `0`).
+shortest form of ECMAScript (1.0 is `1`, 1e21 is `1e+21`, -0.0 is `0`). An integer whose
+digits a double does not keep is refused.
 """
 
 import json
@@ -32,8 +33,8 @@ def canonical_json(value: object) -> bytes:
         UTF-8 bytes without a final line feed.
 
     Raises:
-        InputError: A number is NaN, infinite or an integer beyond 2**53, a text holds
-            a lone surrogate, or the nesting is too deep.
+        InputError: A number is NaN, infinite or an integer that a double does not
+            keep, a text holds a lone surrogate, or the nesting is too deep.
         TypeError: The value, or a part of it, has no JSON form.
     """
     parts: list[str] = []
@@ -115,10 +116,7 @@ def _write(value: object, parts: list[str], depth: int) -> None:
     elif value is False:
         parts.append("false")
     elif isinstance(value, int):
-        number = int(value)
-        if abs(number) > MAX_INTEGER:
-            raise _unwritable("an integer is larger than 2**53")
-        parts.append(str(number))
+        parts.append(_integer(int(value)))
     elif isinstance(value, float):
         parts.append(number_text(float(value)))
     elif isinstance(value, Mapping):
@@ -139,6 +137,17 @@ def _write(value: object, parts: list[str], depth: int) -> None:
         parts.append("]" if separator == "," else "[]")
     else:
         raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _integer(number: int) -> str:
+    """Return an integer's text where a double keeps all of its digits."""
+    if abs(number) <= MAX_INTEGER:
+        return str(number)
+    # A large float is written without a fraction and is read as an integer again; it
+    # must have the same text then. Any other large integer would lose digits.
+    if abs(number) < 10**21 and (text := number_text(float(number))) == str(number):
+        return text
+    raise _unwritable("an integer is larger than 2**53")
 
 
 def _utf16(key: object) -> bytes:

@@ -298,25 +298,21 @@ class Kind:
 
 
 class Text(Kind):
-    """A text.
+    """A text that says something: not empty, not blank.
 
     Attributes:
         words: What it must be, for messages: "a name of ...".
         pattern: Regular expression for the whole text, common to Python and ECMAScript.
-        blank: Whether the empty text is accepted.
     """
 
-    def __init__(
-        self, words: str = "a text", pattern: str | None = None, blank: bool = False
-    ) -> None:
+    def __init__(self, words: str, pattern: str | None = None) -> None:
         self.words = words
         self.pattern = pattern
-        self.blank = blank
 
     def read(self, value: object, at: At) -> Any:
         if not isinstance(value, str):
             return at.wrong(self.words, value)
-        if not value.strip() and not self.blank:
+        if not value.strip():
             at.problem(f"{at} is empty; expected {self.words}")
             return INVALID
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
@@ -324,9 +320,7 @@ class Text(Kind):
         return value
 
     def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
-        schema: dict[str, Any] = {"type": "string"}
-        if not self.blank:
-            schema["minLength"] = 1
+        schema: dict[str, Any] = {"type": "string", "minLength": 1}
         if self.pattern is not None:
             schema["pattern"] = f"^(?:{self.pattern})$"
         return schema
@@ -596,19 +590,7 @@ class OneForm(Kind):
         return tuple(form.cls for form in self.forms.values())
 
 
-class Free(Kind):
-    """Any JSON value; read and written as it is."""
-
-    words = "any JSON value"
-
-    def read(self, value: object, at: At) -> Any:
-        return value
-
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
-        return {}
-
-
-class FreeTable(Free):
+class FreeTable(Kind):
     """An object with any keys."""
 
     words = "a table"
@@ -786,9 +768,9 @@ def record_schema(
     for item in keys_of(cls):
         described = {"description": item.doc, **item.kind.schema(definitions)}
         # "" stands for "not said"; as a default it would be a value to complete.
-        if not item.required and not item.computed:
-            if item.default != "" and isinstance(item.default, (str, bool, int)):
-                described["default"] = item.default
+        fixed = not item.required and not item.computed and item.default != ""
+        if fixed and isinstance(item.default, (str, bool, int)):
+            described["default"] = item.default
         schema["properties"][item.name] = described
     if needed := [item.name for item in keys_of(cls) if item.required]:
         schema["required"] = needed

@@ -239,6 +239,8 @@ def write_header(author: Identity, message: bytes) -> bytes:
     title_lines = lines.index(b"") if b"" in lines else len(lines)
     title = b" ".join(lines[:title_lines])
     body = b"\n".join(lines[title_lines:]).strip(b"\n")
+    if not title:
+        return _header_without_message(author)
     subject = b"Subject: [PATCH] "
     if _ENCODE.search(title):
         subject += _encode(title, len(subject), _SUBJECT_SAFE)
@@ -259,6 +261,14 @@ def write_header(author: Identity, message: bytes) -> bytes:
         )
     parts.append(b"\n%s\n\n" % body if body else b"\n\n")
     return b"".join(parts)
+
+
+def _header_without_message(author: Identity) -> bytes:
+    return b"From %s Mon Sep 17 00:00:00 2001\n%s%sSubject: [PATCH]\n\n\n" % (
+        _ZERO,
+        _from_header(author),
+        _date_header(author),
+    )
 
 
 def write_patch(author: Identity, message: bytes, diff: bytes) -> bytes:
@@ -392,6 +402,8 @@ def _specific_problem(author: Identity, message: bytes, diff: bytes) -> str | No
         )
     if re.search(rb"(?m)^From .*:", body):
         return "The message has a line like the first one of a mail."
+    if author.zone == b"-0000":
+        return "The author date has the zone -0000, which would become +0000."
     if (
         clean_ident(author.name) != author.name
         or re.search(rb"[@<>]", author.name)

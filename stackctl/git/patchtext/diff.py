@@ -247,18 +247,7 @@ class _Parser:
             ):
                 return name_or_none
             return None
-        end = len(value)
-        for gap in re.finditer(rb"[ \t]", value[start:]):
-            size = gap.start()
-            # NAME, gap, prefix, NAME: a second name that long starts here.
-            second_start = end - size
-            if second_start <= start + size:
-                break
-            if _prefix_end(value, strip, start + size + 1) == second_start:
-                name = value[start : start + size]
-                if value.endswith(name):
-                    return name
-        return None
+        return _repeated_name(value, strip, start)
 
     # -- headers -----------------------------------------------------------------
 
@@ -606,8 +595,10 @@ class _Parser:
                     leading = trailing
                 trailing = 0
             elif start == 92:
-                if previous in (0, 10, 92) or not self.is_marker(at):
+                if not self.is_marker(at):
                     break
+                if previous in (0, 10, 92):
+                    self.stray_marker(at)
                 if previous != 43:
                     old[-1] = old[-1][:-1]
                     old_open = len(old)
@@ -641,11 +632,7 @@ class _Parser:
             self.fail(index, "the hunk changes no line", "remove the hunk")
         if at < total and lines[at][0] == 92 and self.is_marker(at):
             if previous in (10, 92):
-                self.fail(
-                    at,
-                    "the missing-newline marker does not follow a line of the hunk",
-                    "make the patch again",
-                )
+                self.stray_marker(at)
             if previous != 43:
                 old[-1] = old[-1][:-1]
                 old_open = len(old)
@@ -674,6 +661,13 @@ class _Parser:
                 self.first_line + index,
             ),
             at,
+        )
+
+    def stray_marker(self, index: int) -> NoReturn:
+        self.fail(
+            index,
+            "the missing-newline marker does not follow a line that has text",
+            "make the patch again",
         )
 
     def is_marker(self, index: int) -> bool:
@@ -908,6 +902,28 @@ def _prefix_end(text: bytes, strip: int, start: int) -> int | None:
             return None
         at = slash + 1
     return None if text[start : start + 1] == b"/" and strip == 1 else at
+
+
+def _repeated_name(value: bytes, strip: int, start: int) -> bytes | None:
+    """Find NAME in `prefix/NAME prefix/NAME`, where NAME may have spaces itself."""
+    end = len(value)
+    second: int | None = -1
+    for gap in re.finditer(rb"[ \t]", value[start:]):
+        size = gap.start()
+        after = start + size + 1
+        if strip != 1:
+            second = _prefix_end(value, strip, after)
+        elif second is not None and second <= after:
+            slash = value.find(b"/", after)
+            second = slash + 1 if slash >= 0 else None
+        if second is None or end - size <= start + size:
+            return None
+        # The second name is as long as the first and ends the line.
+        if second == end - size and second != after + 1:
+            name = value[start : start + size]
+            if value.endswith(name):
+                return name
+    return None
 
 
 def _strip_prefix(text: bytes, strip: int) -> bytes | None:

@@ -21,6 +21,7 @@ Rules for DEP-3 and plain files (git has none):
 - Author or date absent, or given twice with two values: refused. Nothing is guessed.
 """
 
+import codecs
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -28,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NoReturn, Protocol
 
-from stackctl.errors import InputError, StackctlError
+from stackctl.errors import InputError, StackctlError, UsageError
 from stackctl.git.patchtext.diff import parse_diff_span
 from stackctl.git.patchtext.model import Identity, Patch
 
@@ -80,22 +81,6 @@ def strip_space(text: bytes) -> bytes:
     return text + b"\n" if text else b""
 
 
-def _invalid_utf8(text: bytes, start: int) -> int:
-    """Return the offset of the first byte that git does not take for UTF-8, or -1."""
-    while True:
-        try:
-            decoded = text[start:].decode("utf-8")
-        except UnicodeDecodeError as error:
-            bad = start + error.start
-            decoded = text[start:bad].decode("utf-8")
-        else:
-            bad = -1
-        match = _NONCHARACTER.search(decoded)
-        if match is not None:
-            return start + len(decoded[: match.start()].encode())
-        return bad
-
-
 _NONCHARACTER: Final = re.compile(
     "[\ufdd0-\ufdef"
     + "".join(
@@ -106,6 +91,19 @@ _NONCHARACTER: Final = re.compile(
 )
 
 
+_AS_LATIN1: Final = "stackctl-latin-1"
+
+
+def _one_byte_as_latin1(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    byte = error.object[error.start : error.start + 1]
+    return byte.decode("latin-1"), error.start + 1
+
+
+codecs.register_error(_AS_LATIN1, _one_byte_as_latin1)
+
+
 def as_utf8(text: bytes) -> bytes:
     """Return text as git stores it in a commit: bytes that are not UTF-8 as Latin-1.
 
@@ -114,17 +112,13 @@ def as_utf8(text: bytes) -> bytes:
     """
     if text.isascii():
         return text
-    out: list[bytes] = []
-    start = 0
-    while True:
-        bad = _invalid_utf8(text, start)
-        if bad < 0:
-            break
-        out.append(text[start:bad])
-        out.append(text[bad : bad + 1].decode("latin-1").encode())
-        start = bad + 1
-    out.append(text[start:])
-    return b"".join(out)
+    plain = text.decode("utf-8", _AS_LATIN1)
+    if _NONCHARACTER.search(plain) is not None:
+        # Code points that are no characters are not UTF-8 for git either.
+        plain = _NONCHARACTER.sub(
+            lambda match: match[0].encode().decode("latin-1"), plain
+        )
+    return plain.encode()
 
 
 _CRUD: Final = bytes(range(33)) + b".,:;<>\"\\'"
@@ -293,6 +287,8 @@ def _git_date(when: bytes, place: _Place, git: GitRunner | None) -> tuple[int, b
                 "TZ": "UTC",
             },
         )
+    except UsageError:
+        raise
     except StackctlError:
         place.fail(problem, _DATE_HINT, kind="no-date")
     match = _IDENT_LINE.match(line)
@@ -341,19 +337,20 @@ _MAIL: Final = re.compile(
     rb"Content-Transfer-Encoding: 8bit\n)?"
     rb"\n+"
 )
-_FOLD: Final = re.compile(rb"[ \t\r]*\n ")
+_FOLD: Final = re.compile(rb"(?<![ \t\r])[ \t\r]*\n ")
 _PRINTABLE: Final = re.compile(rb"[ -~]*\Z")
 _WORDS: Final = rb"=\?UTF-8\?q\?[!->@-~]*\?=(?: =\?UTF-8\?q\?[!->@-~]*\?=)*"
 _PLAIN_FROM: Final = re.compile(
-    rb'(?:([^"()<>@\\]+)|"((?:[^"()<>@\\])+)"|(%s))'
+    rb'(?:(%s)|([^"()<>@\\]+)|"([^"()<>@\\]+)")'
     rb" <([!#-'*-;=?A-~]+@[!#-'*-;=?A-~]+)>\Z" % _WORDS
 )
-_SUBJECT_WORDS: Final = re.compile(rb"([ -~]*?)(%s)\Z" % _WORDS)
+_ENCODED: Final = re.compile(_WORDS + rb"\Z")
 _HEX_PAIR: Final = re.compile(rb"=([0-9A-Fa-f]{2})")
 _BAD_WORD: Final = re.compile(rb"=(?![0-9A-Fa-f]{2})")
 _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
 _SPACES: Final = re.compile(rb"[ \t\r\n]+")
 _MAX_NAME: Final = 60
+_MIN_LABEL: Final = len("[PATCH]")
 
 
 def _decode_words(text: bytes) -> bytes | None:
@@ -378,7 +375,7 @@ def _native_author(value: bytes) -> tuple[bytes, bytes] | None:
     match = _PLAIN_FROM.match(value)
     if match is None or not _PRINTABLE.match(value):
         return None
-    plain, quoted, words, email = match.groups()
+    words, plain, quoted, email = match.groups()
     if words is not None:
         decoded = _decode_words(words)
         if decoded is None or re.search(rb'["()<>@\\]', decoded):
@@ -400,29 +397,32 @@ def clean_subject(subject: bytes) -> bytes:
     Args:
         subject: The decoded subject in one line.
     """
+    kept: list[bytes] = []
     at = 0
-    while at < len(subject):
+    end = len(subject)
+    while at < end:
         start = subject[at : at + 1]
         if start in (b"r", b"R"):
-            if len(subject) <= at + 3 or subject[at + 1 : at + 3] not in (b"e:", b"E:"):
+            if end <= at + 3 or subject[at + 1 : at + 3] not in (b"e:", b"E:"):
                 break
-            subject = subject[:at] + subject[at + 3 :]
+            at += 3
         elif start in (b" ", b"\t", b":"):
-            subject = subject[:at] + subject[at + 1 :]
+            at += 1
         elif start == b"[":
-            end = subject.find(b"]", at)
-            if end < 0:
+            close = subject.find(b"]", at)
+            if close < 0:
                 break
-            label = subject[at : end + 1]
-            if len(label) >= 7 and b"PATCH" in label:
-                subject = subject[:at] + subject[end + 1 :]
-            else:
-                at = end + 1
+            label = subject[at : close + 1]
+            at = close + 1
+            if len(label) < _MIN_LABEL or b"PATCH" not in label:
                 if subject[at : at + 1] in (b" ", b"\t", b"\r", b"\n"):
+                    label += subject[at : at + 1]
                     at += 1
+                kept.append(label)
         else:
             break
-    return _SPACES.sub(b" ", subject.strip(b" \t\r\n"))
+    kept.append(subject[at:])
+    return _SPACES.sub(b" ", b"".join(kept).strip(b" \t\r\n"))
 
 
 def _native_subject(value: bytes) -> bytes | None:
@@ -431,13 +431,13 @@ def _native_subject(value: bytes) -> bytes | None:
     if not _PRINTABLE.match(value):
         return None
     if b"=?" in value:
-        match = _SUBJECT_WORDS.match(value)
-        if match is None or b"=?" in match[1]:
+        start = value.index(b"=?")
+        if _ENCODED.match(value, start) is None:
             return None
-        decoded = _decode_words(match[2])
+        decoded = _decode_words(value[start:])
         if decoded is None:
             return None
-        value = match[1] + decoded
+        value = value[:start] + decoded
     return clean_subject(value)
 
 
@@ -504,6 +504,8 @@ def _git_mail(
                 str(patch_file),
                 stdin=raw,
             )
+        except UsageError:
+            raise
         except StackctlError as error:
             place.fail(
                 f"the mail cannot be read: {error.message}",
@@ -584,7 +586,7 @@ _DEP3_ONLY: Final = re.compile(
 _MAIL_FIELDS: Final = re.compile(
     rb"(?:[!-9;-~]+:[^\n]*(?:\n[ \t][^\n]*)*\n)+(?:[ \t\r]*\n|\Z)"
 )
-_ADDRESS: Final = re.compile(rb"\s*([^<>]*?)\s*<([^<>]*)>\s*\Z")
+_ADDRESS: Final = re.compile(rb"([^<>]*)<([^<>]*)>[ \t]*\Z")
 _TAKEN: Final = frozenset(
     (b"author", b"from", b"date", b"last-update", b"subject", b"description")
 )
@@ -657,7 +659,7 @@ def _plain_patch(
             _AUTHOR_HINT,
             kind="no-author",
         )
-    name = address[1]
+    name = address[1].strip()
     if len(name) > 1 and name[:1] == name[-1:] == b'"':
         name = re.sub(rb"\\(.)", rb"\1", name[1:-1])
     when = (
@@ -771,8 +773,8 @@ def _read_mail(
             return None
         name, email, when, message, body = read
         # A decoded body has no place of its own in the file.
-        offset = text.rfind(body) if body else -1
-        line = place.line + (text.count(b"\n", 0, offset) if offset >= 0 else 0)
+        offset = len(text) - len(body) if text.endswith(body) else 0
+        line = place.line + text.count(b"\n", 0, offset)
     author = Identity(*_author(name, email, place), *_when(when, place, git))
     return _finish(raw, body, line, place, author, message)
 
