@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A registry on loopback that can be told to misbehave, and remembers who asked what."""
+"""A registry on loopback that misbehaves when told to and remembers who asked what."""
 
 import base64
 import json

@@ -20,8 +20,7 @@ class Refused(Exception):
 def run(*command: str, timeout: int = 120, **settings: object) -> str:
     result = subprocess.run(
         command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         timeout=timeout,
         check=False,
         **settings,  # type: ignore[call-overload]
@@ -33,27 +32,25 @@ def run(*command: str, timeout: int = 120, **settings: object) -> str:
 
 def read_tree(root: Path) -> Tree:
     tree: Tree = {}
-    top = os.fsencode(root)
     stack = [b""]
     while stack:
         folder = stack.pop()
-        for name in os.listdir(os.path.join(top, folder) if folder else top):
-            path = folder + b"/" + name if folder else name
-            full = os.path.join(top, path)
+        for item in os.scandir(os.fsencode(root) + b"/" + folder):
+            path = folder + b"/" + item.name if folder else item.name
             try:
-                info = os.lstat(full)
+                info = item.stat(follow_symlinks=False)
             except FileNotFoundError:
                 # An overlay lists whiteouts of its lowest layer and has no such file.
                 continue
             mode = stat.S_IMODE(info.st_mode)
+            full = Path(os.fsdecode(item.path))
             if stat.S_ISDIR(info.st_mode):
                 tree[path] = ("d", mode, b"")
                 stack.append(path)
             elif stat.S_ISLNK(info.st_mode):
-                tree[path] = ("l", 0, os.readlink(full))
+                tree[path] = ("l", 0, os.fsencode(full.readlink()))
             elif stat.S_ISREG(info.st_mode):
-                with open(full, "rb") as stream:
-                    digest = hashlib.sha256(stream.read()).hexdigest().encode()
+                digest = hashlib.sha256(full.read_bytes()).hexdigest().encode()
                 tree[path] = ("f", mode, digest)
             else:
                 tree[path] = ("o", mode, b"")

@@ -2,6 +2,7 @@
 """`stackctl verify-image`: does an image contain exactly the composed tree?"""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,13 @@ from stackctl.cli.output import Outcome, table
 from stackctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from stackctl.image.attribute import Candidates
     from stackctl.image.compare import Root
     from stackctl.image.expectation import ExpectedTree
-    from stackctl.image.verify import Report
+    from stackctl.image.limits import Limits
+    from stackctl.image.registry import Transport
+    from stackctl.image.verify import PinnedWheel, Report
+    from stackctl.model.series import Image, Series, Wheel
 
 EXAMPLE = (
     "Examples: stackctl verify-image docker://registry.example.org/vllm:r3 "
@@ -198,56 +203,199 @@ def register(app: typer.Typer) -> None:
         ] = None,
     ) -> Outcome:
         """Verify that an image contains exactly the composed tree, and nothing else."""
-        from stackctl.image.limits import Limits
-        from stackctl.image.platform import parse_platform
-        from stackctl.image.registry import Transport
-        from stackctl.image.rules import Allow
-        from stackctl.image.verify import PinnedWheel, Request, verify
-
         exclusive(lock=lock, tree=tree, expect=expect)
         if (tree is None) != (repo is None):
             raise UsageError("--tree and --repo go together")
-        if ref is None:
-            raise UsageError("which image?", hint="name it, as in oci:DIR")
-        defaults = Limits()
-        limits = Limits(
-            layer=max_layer_size or defaults.layer,
-            image=max_image_size or defaults.image,
-            ratio=max_ratio or defaults.ratio,
-            entries=max_entries or defaults.entries,
+        options = _Options(
+            tuple(root or ()),
+            tuple(allow or ()),
+            wheel,
+            platform,
+            strict,
+            tuple(diff or ()),
+            _limits(max_layer_size, max_image_size, max_ratio, max_entries),
+            _transport(plain_http, ca_file, auth_host),
         )
-        request = Request(
-            reference=ref,
-            expected=[_expected(tree, repo, expect)],
-            roots=tuple(parse_root(text) for text in root or ()),
-            allow=tuple(Allow(text) for text in allow or ()),
-            wheel=PinnedWheel(wheel) if wheel is not None else None,
-            platform=parse_platform(platform) if platform else None,
-            strict=strict,
-            diff=tuple(diff or ()),
-            limits=limits,
-            transport=Transport(
-                plain_http=plain_http,
-                ca_file=str(ca_file) if ca_file else None,
-                auth_host=auth_host,
-            ),
-            offline=session.offline,
-        )
-        report = verify(request, None, session.progress)
+        expected = _expected(session, lock or [], tree, repo, expect)
+        project = _project(session, needed=ref is None)
+        candidates = _candidates(session, project, lock or [])
+        images = list(project.images) if project else []
+        if ref is not None:
+            image = next((i for i in images if i.ref == ref), None)
+            if image is None and len(images) == 1:
+                image = images[0]
+            return _outcome(
+                _verify(session, ref, image, expected, options, candidates), ref
+            )
+        if not images:
+            raise UsageError(
+                "which image?",
+                hint="name it, as in oci:DIR, or list it as [[image]] in series.toml",
+            )
+        outcomes = [
+            _outcome(_verify(session, i.ref, i, expected, options, candidates), i.ref)
+            for i in images
+        ]
+        if len(outcomes) == 1:
+            return outcomes[0]
         return Outcome(
-            report.document(), lambda: report_lines(report, ref), report.exit_code
+            [outcome.document for outcome in outcomes],
+            lambda: (line for outcome in outcomes for line in (*outcome.text(), "")),
+            max(outcome.code for outcome in outcomes),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    roots: tuple[str, ...]
+    allow: tuple[str, ...]
+    wheel: Path | None
+    platform: str | None
+    strict: bool
+    diff: tuple[str, ...]
+    limits: "Limits"
+    transport: "Transport"
+
+
+def _limits(
+    layer: int | None, image: int | None, ratio: int | None, entries: int | None
+) -> "Limits":
+    from stackctl.image.limits import Limits
+
+    defaults = Limits()
+    return Limits(
+        layer=layer or defaults.layer,
+        image=image or defaults.image,
+        ratio=ratio or defaults.ratio,
+        entries=entries or defaults.entries,
+    )
+
+
+def _transport(
+    plain_http: bool, ca_file: Path | None, auth_host: str | None
+) -> "Transport":
+    from stackctl.image.registry import Transport
+
+    return Transport(
+        plain_http=plain_http,
+        ca_file=str(ca_file) if ca_file else None,
+        auth_host=auth_host,
+    )
+
+
+def _project(session: Session, *, needed: bool) -> "Series | None":
+    """Return the project's series, or None outside of a project."""
+    try:
+        return session.series
+    except UsageError:
+        if needed or session.directory is not None:
+            raise
+        return None
 
 
 def _expected(
-    tree: str | None, repo: Path | None, expect: Path | None
-) -> "ExpectedTree":
+    session: Session,
+    locks: list[Path],
+    tree: str | None,
+    repo: Path | None,
+    expect: Path | None,
+) -> "list[ExpectedTree]":
     from stackctl.image.expectation import folder_tree, stored_tree
+    from stackctl.image.series import locked_tree
+    from stackctl.project import LOCK_FILE
 
     if expect is not None:
-        return folder_tree(expect)
+        return [folder_tree(expect)]
     if tree is not None and repo is not None:
-        return stored_tree(tree, repo)
-    raise UsageError(
-        "what is expected?", hint="--expect DIR, or --tree ID --repo GITDIR"
+        return [stored_tree(tree, repo)]
+    return [
+        locked_tree(
+            path, session.cache, offline=session.offline, progress=session.progress
+        )
+        for path in locks or [session.project / LOCK_FILE]
+    ]
+
+
+def _candidates(
+    session: Session, project: "Series | None", locks: list[Path]
+) -> "Candidates | None":
+    if project is None:
+        return None
+    from stackctl.image.series import SeriesCandidates
+    from stackctl.model.lock import read_lock
+
+    return SeriesCandidates(
+        project,
+        session.cache,
+        [(path, read_lock(path)) for path in locks],
+        offline=session.offline,
+        progress=session.progress,
+    )
+
+
+def _verify(
+    session: Session,
+    ref: str,
+    image: "Image | None",
+    expected: "list[ExpectedTree]",
+    options: _Options,
+    candidates: "Candidates | None",
+) -> "Report":
+    from stackctl.image.compare import Root
+    from stackctl.image.platform import parse_platform
+    from stackctl.image.rules import Allow
+    from stackctl.image.verify import PinnedWheel, Request, verify
+
+    roots = tuple(parse_root(text) for text in options.roots)
+    allow = tuple(Allow(text) for text in options.allow)
+    wheel = PinnedWheel(options.wheel) if options.wheel is not None else None
+    platform = options.platform
+    unpackaged: tuple[str, ...] = ()
+    if image is not None:
+        # An environment or a wheel has its roots where it has them.
+        if not roots and ref.partition(":")[0] not in ("env", "wheel"):
+            roots = tuple(Root(r.tree, r.path, r.kind) for r in image.roots)
+        allow += tuple(Allow(rule.path, rule.sha256) for rule in image.allow)
+        unpackaged = image.unpackaged
+        platform = platform or image.platform
+        if wheel is None and image.wheel is not None:
+            wheel = _pinned_wheel(session, image.wheel)
+    request = Request(
+        reference=ref,
+        expected=expected,
+        roots=roots,
+        allow=allow,
+        unpackaged=unpackaged,
+        wheel=wheel,
+        platform=parse_platform(platform) if platform else None,
+        strict=options.strict,
+        diff=options.diff,
+        limits=options.limits,
+        transport=options.transport,
+        offline=session.offline,
+    )
+    return verify(request, candidates, session.progress)
+
+
+def _pinned_wheel(session: Session, wheel: "Wheel") -> "PinnedWheel":
+    from stackctl.base.pypi import fetch_distribution
+    from stackctl.image.verify import PinnedWheel
+    from stackctl.model.series import PathWheel
+
+    if isinstance(wheel, PathWheel):
+        return PinnedWheel(session.project / wheel.path, wheel.sha256)
+    path = fetch_distribution(
+        wheel.pypi,
+        wheel.sha256,
+        cache=session.cache,
+        wheel=True,
+        offline=session.offline,
+        progress=session.progress,
+    )
+    return PinnedWheel(path, wheel.sha256)
+
+
+def _outcome(report: "Report", ref: str) -> Outcome:
+    return Outcome(
+        report.document(), lambda: report_lines(report, ref), report.exit_code
     )

@@ -261,9 +261,8 @@ class Applier:
             self._folder(parent, base, path, existing, entry)
             return
         if existing is not None:
-            if existing.kind == "d":
-                if existing.first < self._layer:
-                    self._hidden.add(path)
+            if existing.kind == "d" and existing.first < self._layer:
+                self._hidden.add(path)
             if existing.layer == self._layer:
                 self.view.duplicates.append(path)
         if entry.type == "1":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random layers: whatever we are sure of, a runtime sees the same.
 
-umoci is the oracle for every run; containerd's overlay driver too where it is installed.
+umoci is the oracle of every run; containerd's overlay driver too where there is one.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images made, copied and unpacked by skopeo, umoci and buildah, and a real registry."""
+"""Images made, copied and unpacked by skopeo, umoci and buildah; a real registry."""
 
 import json
 import os

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import marshal
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,6 @@ from stackctl.image.verify import PinnedWheel, Report, Request, verify
 
 MAGIC = importlib.util.MAGIC_NUMBER
 MTIME = 1_700_000_000
-PYC = f"core.cpython-{MAGIC.hex()}.pyc"
 
 
 class Shop:
@@ -495,8 +495,6 @@ def test_unknown_compression(shop: Shop) -> None:
 
     image = build_image([shop.good()])
     blob = bz2.compress(shop.good())
-    COMPRESS_ = build_image([shop.good()], compression="tar")
-    del COMPRESS_
     image.blobs[sha256(blob)] = blob
     manifest = json.loads(image.blobs[image.manifest])
     manifest["layers"][0].update(digest=sha256(blob), size=len(blob))
@@ -659,7 +657,7 @@ CORE = b"VALUE = 1\n"
 
 
 def with_bytecode(shop: Shop, data: bytes, **more: object) -> Report:
-    tag = f"cpython-{importlib.util.sys.version_info[0]}{importlib.util.sys.version_info[1]}"  # type: ignore[attr-defined]
+    tag = sys.implementation.cache_tag
     path = f"{SITE}/demo/__pycache__/core.{tag}.pyc"
     return shop.over(Tar().file(path, data), **more)
 
