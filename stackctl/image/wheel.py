@@ -126,6 +126,8 @@ class Wheel:
         return name
 
     def _open(self, stream: BinaryIO, info: zipfile.ZipInfo) -> Iterator[bytes]:
+        if info.header_offset < 0:
+            raise self._damaged(info)
         stream.seek(info.header_offset)
         raw = stream.read(_LOCAL_HEADER.size)
         if len(raw) != _LOCAL_HEADER.size:
