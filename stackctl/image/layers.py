@@ -28,6 +28,8 @@ SHA256_UP_TO = 4 * MIB
 #: Longest name of a file and longest path that Linux takes, in bytes.
 MAX_NAME = 255
 MAX_PATH = 4095
+#: Files up to this size, in bytes, are read in one piece.
+_AT_ONCE = 256 * 1024
 #: Stored bytes below which threads cost more than they give.
 _SMALL = 512 * 1024
 #: Files that are kept whole because they can decide what Python runs.
@@ -384,7 +386,8 @@ def _hash_content(
     sha1 = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
     wants_sha256 = interest.sha256 or entry.size <= SHA256_UP_TO
     sha256 = hashlib.sha256() if wants_sha256 else None
-    for piece in reader.data():
+    pieces = reader.data() if entry.size > _AT_ONCE else (reader.whole(),)
+    for piece in pieces:
         sha1.update(piece)
         if sha256 is not None:
             sha256.update(piece)

@@ -29,6 +29,7 @@ archive say, and neither seeks nor writes.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from stackctl.image.errors import ImageFormatError, LimitError
 
@@ -129,6 +130,10 @@ class ByteStream:
 
     def skip(self, size: int) -> int:
         """Pass over `size` bytes and return how many there were."""
+        if len(self._chunk) - self._pos >= size:
+            self._pos += size
+            self.offset += size
+            return size
         done = 0
         for piece in self.pieces(size):
             done += len(piece)
@@ -153,6 +158,7 @@ def _text(field: bytes) -> bytes:
     return field if end < 0 else field[:end]
 
 
+@lru_cache(maxsize=4096)
 def _octal(field: bytes) -> int:
     digits = _text(field.strip(b" \0"))
     if not digits:
@@ -165,6 +171,7 @@ def _octal(field: bytes) -> int:
     return value
 
 
+@lru_cache(maxsize=4096)
 def _number(field: bytes) -> int:
     if not field or not field[0] & 0x80:
         return _octal(field)
@@ -279,6 +286,20 @@ class TarReader:
         for piece in self._stream.rest():
             self.trailing += len(piece) - bytes(piece).count(0)
 
+    def whole(self) -> bytes:
+        """Return the content of a small entry at once; `data` is for any size.
+
+        Raises:
+            ImageFormatError: The archive ends inside the content.
+        """
+        if self._sparse is not None:
+            return b"".join(map(bytes, self.data()))
+        data = self._stream.read(self._left)
+        if len(data) != self._left:
+            raise _bad("it ends inside a file", self._stream.offset)
+        self._left = 0
+        return data
+
     def data(self) -> Iterator[Chunk]:
         """Yield the logical content of the entry just yielded, holes as zeros.
 
@@ -371,7 +392,7 @@ class TarReader:
             recorded = _octal(block[148:156])
         except ValueError:
             raise _bad("no tar header", start) from None
-        total = sum(block[:148]) + 256 + sum(block[156:])
+        total = sum(block) - sum(block[148:156]) + 256
         if recorded != total:
             high = sum(1 for byte in block[:148] + block[156:] if byte > 127)
             if recorded != total - 256 * high:
@@ -451,10 +472,10 @@ class TarReader:
         self._set_data(ord(entry.type), entry.size, start)
         entry.stored = self._left
         try:
-            extents: list[tuple[int, int]] | None
+            extents: list[tuple[int, int]] | None = None
             if entry.type == "S":
                 extents = self._old_sparse(entry, block, gnu)
-            else:
+            elif pax:
                 extents = self._pax_sparse(entry)
         except ValueError:
             raise _bad("a malformed sparse map", start) from None

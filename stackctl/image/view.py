@@ -216,6 +216,7 @@ class Applier:
     def __init__(self, view: View) -> None:
         self.view = view
         self._layer = -1
+        self._last: tuple[bytes, Node, bytes] | None = None
         self._whiteouts: set[bytes] = set()
         self._hidden: set[bytes] = set()
         self._doubted: set[tuple[str, tuple[bytes, ...]]] = set()
@@ -227,6 +228,7 @@ class Applier:
             ImageFormatError: No runtime can apply it.
         """
         self._layer += 1
+        self._last = None
         self._whiteouts.clear()
         self._hidden.clear()
         for entry in entries:
@@ -252,6 +254,7 @@ class Applier:
         parent, at = self._parent(head, entry)
         path = at + b"/" + base if at else base
         if base.startswith(_WHITEOUT):
+            self._last = None
             self._whiteout(parent, at, base, entry)
             return
         self._check_types(entry, path)
@@ -261,6 +264,7 @@ class Applier:
             self._folder(parent, base, path, existing, entry)
             return
         if existing is not None:
+            self._last = None
             if existing.kind == "d" and existing.first < self._layer:
                 self._hidden.add(path)
             if existing.layer == self._layer:
@@ -320,6 +324,7 @@ class Applier:
                 "the folder merges with the one of lower layers",
                 "the file removed the folder of lower layers",
             )
+        self._last = None
         parent.children[base] = Node("d", self._layer, entry.mode)
 
     def _touch_folder(self, path: bytes) -> None:
@@ -338,6 +343,9 @@ class Applier:
         """Return the folder that an entry goes into, made if missing."""
         if not head:
             return self.view.root, b""
+        if self._last is not None and self._last[0] == head:
+            return self._last[1], self._last[2]
+        self._last = None
         pending = head.split(b"/")
         pending.reverse()
         stack: list[tuple[bytes, Node]] = []
@@ -409,6 +417,9 @@ class Applier:
                 "Docker and podman refuse an entry behind a dangling symlink",
                 "containerd and umoci make the missing folder",
             )
+        elif not links:
+            # Neighbours in an archive mostly lie in one folder.
+            self._last = (head, node, at)
         return node, at
 
     def _whiteout(
