@@ -33,6 +33,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -160,8 +161,24 @@ class Writer:
         return folder
 
 
-def timed(command: list[str], **settings: object) -> tuple[float, float]:
-    """Return seconds and peak MB of a command."""
+@dataclass(frozen=True)
+class Cost:
+    """What a way cost: wall seconds, processor seconds, peak MB."""
+
+    wall: float
+    cpu: float
+    peak: float = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.wall + other.wall,
+            self.cpu + other.cpu,
+            max(self.peak, other.peak),
+        )
+
+
+def timed(command: list[str], **settings: object) -> Cost:
+    """Return the cost of a command and its children."""
     before = time.perf_counter()
     process = subprocess.Popen(
         command,
@@ -173,20 +190,25 @@ def timed(command: list[str], **settings: object) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{command[0]} failed with {process.returncode}")
-    return time.perf_counter() - before, usage.ru_maxrss / 1024
+    return Cost(
+        time.perf_counter() - before,
+        usage.ru_utime + usage.ru_stime,
+        usage.ru_maxrss / 1024,
+    )
 
 
-def ours(layout: Path, tree: Path, folder: str = "vllm") -> tuple[float, float]:
+def ours(layout: Path, tree: str, repo: Path, folder: str = "vllm") -> Cost:
     return timed(
         [
             sys.executable, "-m", "stackctl", "verify-image", f"oci:{layout}",
-            "--expect", str(tree), "--root", f"{folder}=/{ROOT}/{folder}",
-            "--allow", "vllm/*.so", "--allow", "vllm/third_party/**", "--json",
+            "--tree", tree, "--repo", str(repo), "--json",
+            "--root", f"{folder}=/{ROOT}/{folder}",
+            "--allow", "vllm/*.so", "--allow", "vllm/third_party/**",
         ]
     )  # fmt: skip
 
 
-def floor(layout: Path, kind: str) -> float:
+def floor(layout: Path, kind: str) -> Cost:
     """Inflate in one thread and compute the digests in another."""
     blob = max((layout / "blobs/sha256").iterdir(), key=lambda p: p.stat().st_size)
     todo: queue.Queue[tuple[int, bytes] | None] = queue.Queue(maxsize=8)
@@ -199,6 +221,7 @@ def floor(layout: Path, kind: str) -> float:
                 hashes[number].update(data)
 
     before = time.perf_counter()
+    cpu = time.process_time()
     thread = threading.Thread(target=digest)
     thread.start()
     with blob.open("rb") as stream:
@@ -225,51 +248,60 @@ def floor(layout: Path, kind: str) -> float:
                 todo.put((1, data))
     todo.put(None)
     thread.join()
-    return time.perf_counter() - before
+    return Cost(time.perf_counter() - before, time.process_time() - cpu)
 
 
-def hash_all(root: Path) -> float:
+def hash_all(root: Path) -> Cost:
     """Hash all files with git, as a check by hand would."""
-    before = time.perf_counter()
-    names = "\n".join(
-        str(path)
-        for path in root.rglob("*")
-        if path.is_file() and not path.is_symlink()
+    names = root.with_name("names")
+    names.write_text(
+        "".join(
+            f"{path}\n"
+            for path in root.rglob("*")
+            if path.is_file() and not path.is_symlink()
+        )
     )
-    subprocess.run(
-        ["git", "hash-object", "--no-filters", "--stdin-paths"],
-        input=names.encode(),
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
-    return time.perf_counter() - before
+    with names.open("rb") as listed:
+        return timed(
+            ["git", "hash-object", "--no-filters", "--stdin-paths"], stdin=listed
+        )
 
 
-def umoci(layout: Path, work: Path) -> float:
+def umoci(layout: Path, work: Path) -> Cost:
     bundle = work / "bundle"
     shutil.rmtree(bundle, ignore_errors=True)
-    seconds, _ = timed(["umoci", "unpack", "--image", f"{layout}:latest", str(bundle)])
-    seconds += hash_all(bundle / "rootfs")
+    cost = timed(["umoci", "unpack", "--image", f"{layout}:latest", str(bundle)])
+    cost += hash_all(bundle / "rootfs")
     shutil.rmtree(bundle)
-    return seconds
+    return cost
 
 
-def podman(layout: Path, work: Path) -> float:
+def podman(layout: Path, work: Path) -> Cost:
     base = [
         "podman", "--root", str(work / "p"), "--runroot", str(work / "r"),
         "--storage-driver", "vfs",
     ]  # fmt: skip
-    seconds, _ = timed([*base, "pull", "-q", f"oci:{layout}:latest"])
+    cost = timed([*base, "pull", "-q", f"oci:{layout}:latest"])
     image = subprocess.run(
         [*base, "images", "-q"], capture_output=True, text=True, check=True
     ).stdout.split()[0]
     where = subprocess.run(
         [*base, "image", "mount", image], capture_output=True, text=True, check=True
     ).stdout.strip()
-    seconds += hash_all(Path(where))
+    cost += hash_all(Path(where))
     timed([*base, "image", "unmount", "-f", image])
     timed([*base, "rmi", "-f", image])
-    return seconds
+    return cost
+
+
+def committed(tree: Path, repo: Path) -> str:
+    """Return the id of a folder's tree, put into a new repository."""
+    git = ["git", "-c", "core.autocrlf=false", f"--git-dir={repo}"]
+    subprocess.run([*git, "init", "-q", "--bare"], check=True)
+    subprocess.run([*git, f"--work-tree={tree}", "add", "-Af", "."], check=True)
+    return subprocess.run(
+        [*git, "write-tree"], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def layered(work: Path, count: int) -> Path:
@@ -306,64 +338,87 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace, work: Path) -> dict[str, dict[str, object]]:
-    times: dict[str, list[float]] = {}
-    peaks: dict[str, float] = {}
+    costs: dict[str, list[Cost]] = {}
+
+    def note(name: str, cost: Cost) -> None:
+        costs.setdefault(name, []).append(cost)
+
     tree = arguments.expect or work / "tree"
     layouts = {}
     for kind in ("gzip", "zstd"):
         writer = Writer(work / "blob", kind)
         size = write_tar(writer, arguments.wheel, tree)
         layouts[kind] = writer.layout(work / kind)
+    expected = committed(tree, work / "tree.git")
     for _ in range(arguments.runs):
         for kind, layout in layouts.items():
-            seconds, peak = ours(layout, tree)
-            times.setdefault(f"ours {kind}", []).append(seconds)
-            peaks[kind] = max(peaks.get(kind, 0), peak)
-            times.setdefault(f"floor {kind}", []).append(floor(layout, kind))
+            note(f"ours {kind}", ours(layout, expected, work / "tree.git"))
+            note(f"floor {kind}", floor(layout, kind))
         if not arguments.skip_tools:
             if shutil.which("umoci"):
-                times.setdefault("umoci + git", []).append(umoci(layouts["gzip"], work))
+                note("umoci + git", umoci(layouts["gzip"], work))
             if shutil.which("podman") and not os.geteuid():
-                times.setdefault("podman + git", []).append(
-                    podman(layouts["zstd"], work)
-                )
+                note("podman + git", podman(layouts["zstd"], work))
     small = work / "small"
     (small / "vllm").mkdir(parents=True)
     (small / "vllm" / "x.py").write_text("x")
+    one = committed(small, work / "small.git")
     counts = (1, 30, 60, 120)
     for count in counts:
         layout = layered(work, count)
-        times[f"layers {count}"] = [
-            ours(layout, small)[0] for _ in range(max(3, arguments.runs))
-        ]
-    middle = {name: statistics.median(values) for name, values in times.items()}
-    ratios: dict[str, object] = {
-        "gzip over floor": middle["ours gzip"] / middle["floor gzip"],
-        "zstd over floor": middle["ours zstd"] / middle["floor zstd"],
-    }
-    bars: dict[str, object] = {
-        "gzip within 1.3 of floor": middle["ours gzip"] <= 1.3 * middle["floor gzip"],
-        "zstd within 1.3 of floor": middle["ours zstd"] <= 1.3 * middle["floor zstd"],
-        "under 150 MB": max(peaks.values()) < 150,
-    }
-    for other, kind in (("umoci + git", "gzip"), ("podman + git", "zstd")):
-        if other in middle:
-            ratio = middle[other] / middle[f"ours {kind}"]
-            ratios[f"{other} over ours"] = ratio
-            bars[f"7 times faster than {other}"] = ratio >= 7
-    first = min(times["layers 30"])
-    per = [(min(times[f"layers {c}"]) - first) / (c - 30) for c in (60, 120)]
-    ratios["seconds per layer, 30 to 60 and to 120"] = per
-    bars["linear in layers"] = per[1] <= 1.5 * max(per[0], 1e-3)
+        for _ in range(max(3, arguments.runs)):
+            note(f"layers {count}", ours(layout, one, work / "small.git"))
     return {
         "layer": {"bytes": size, "cores": os.cpu_count() or 1},
-        "seconds": {
-            name: [round(v, 3) for v in sorted(t)] for name, t in times.items()
+        "wall_seconds": {
+            n: sorted(round(c.wall, 2) for c in v) for n, v in costs.items()
         },
-        "peak_mb": {name: round(value, 1) for name, value in peaks.items()},
-        "ratios": ratios,
-        "bars": bars,
+        "cpu_seconds": {
+            n: sorted(round(c.cpu, 2) for c in v) for n, v in costs.items()
+        },
+        "peak_mb": {
+            n: round(max(c.peak for c in v), 1)
+            for n, v in costs.items()
+            if n.startswith("ours")
+        },
+        **judged(costs),
     }
+
+
+def judged(costs: dict[str, list[Cost]]) -> dict[str, dict[str, object]]:
+    """Return ratios and whether the bars are met.
+
+    Wall time decides. The ratios of processor time stand beside it: they hold on a busy
+    machine too, where wall time says little.
+    """
+    wall = {n: statistics.median(c.wall for c in v) for n, v in costs.items()}
+    cpu = {n: statistics.median(c.cpu for c in v) for n, v in costs.items()}
+    peak = max(c.peak for n, v in costs.items() if n.startswith("ours") for c in v)
+    ratios: dict[str, object] = {}
+    bars: dict[str, object] = {"under 150 MB": peak < 150}
+    for kind in ("gzip", "zstd"):
+        name = f"{kind} over floor"
+        ratios[name] = round(wall[f"ours {kind}"] / wall[f"floor {kind}"], 2)
+        ratios[f"{name}, cpu"] = round(cpu[f"ours {kind}"] / cpu[f"floor {kind}"], 2)
+        bars[f"{kind} within 1.3 of floor"] = (
+            wall[f"ours {kind}"] <= 1.3 * wall[f"floor {kind}"]
+        )
+    for other, kind in (("umoci + git", "gzip"), ("podman + git", "zstd")):
+        if other in wall:
+            name = f"{other} over ours"
+            ratios[name] = round(wall[other] / wall[f"ours {kind}"], 2)
+            ratios[f"{name}, cpu"] = round(cpu[other] / cpu[f"ours {kind}"], 2)
+            bars[f"7 times faster than {other}"] = (
+                wall[other] >= 7 * wall[f"ours {kind}"]
+            )
+    least = {n: min(c.cpu for c in v) for n, v in costs.items()}
+    per = [
+        round((least[f"layers {b}"] - least[f"layers {a}"]) / (b - a), 4)
+        for a, b in ((1, 30), (30, 60), (60, 120))
+    ]
+    ratios["cpu seconds per layer: 1-30, 30-60, 60-120"] = per
+    bars["linear in layers"] = per[2] <= 1.5 * max(per[0], per[1])
+    return {"ratios": ratios, "bars": bars}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stackctl verify-image`: does an image contain exactly the composed tree?"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,11 +13,12 @@ from stackctl.cli.output import Outcome, table
 from stackctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from stackctl.image.attribute import Candidates
+    from stackctl.image.attribute import Candidate, Candidates, Touch
     from stackctl.image.compare import Root
     from stackctl.image.expectation import ExpectedTree
     from stackctl.image.limits import Limits
-    from stackctl.image.registry import Transport
+    from stackctl.image.series import SeriesCandidates
+    from stackctl.image.transport import Transport
     from stackctl.image.verify import PinnedWheel, Report
     from stackctl.model.series import Image, Series, Wheel
 
@@ -218,7 +219,7 @@ def register(app: typer.Typer) -> None:
         )
         expected = _expected(session, lock or [], tree, repo, expect)
         project = _project(session, needed=ref is None)
-        candidates = _candidates(session, project, lock or [])
+        candidates = _Candidates(session, project, lock or []) if project else None
         images = list(project.images) if project else []
         if ref is not None:
             image = next((i for i in images if i.ref == ref), None)
@@ -274,7 +275,7 @@ def _limits(
 def _transport(
     plain_http: bool, ca_file: Path | None, auth_host: str | None
 ) -> "Transport":
-    from stackctl.image.registry import Transport
+    from stackctl.image.transport import Transport
 
     return Transport(
         plain_http=plain_http,
@@ -301,13 +302,14 @@ def _expected(
     expect: Path | None,
 ) -> "list[ExpectedTree]":
     from stackctl.image.expectation import folder_tree, stored_tree
-    from stackctl.image.series import locked_tree
-    from stackctl.project import LOCK_FILE
 
     if expect is not None:
         return [folder_tree(expect)]
     if tree is not None and repo is not None:
         return [stored_tree(tree, repo)]
+    from stackctl.image.series import locked_tree
+    from stackctl.project import LOCK_FILE
+
     return [
         locked_tree(
             path, session.cache, offline=session.offline, progress=session.progress
@@ -316,21 +318,34 @@ def _expected(
     ]
 
 
-def _candidates(
-    session: Session, project: "Series | None", locks: list[Path]
-) -> "Candidates | None":
-    if project is None:
-        return None
-    from stackctl.image.series import SeriesCandidates
-    from stackctl.model.lock import read_lock
+class _Candidates:
+    """The series' trees, made only when something differs."""
 
-    return SeriesCandidates(
-        project,
-        session.cache,
-        [(path, read_lock(path)) for path in locks],
-        offline=session.offline,
-        progress=session.progress,
-    )
+    def __init__(self, session: Session, series: "Series", locks: list[Path]) -> None:
+        self._session = session
+        self._series = series
+        self._locks = locks
+        self._made: SeriesCandidates | None = None
+
+    def _known(self) -> "SeriesCandidates":
+        if self._made is None:
+            from stackctl.image.series import SeriesCandidates
+            from stackctl.model.lock import read_lock
+
+            self._made = SeriesCandidates(
+                self._series,
+                self._session.cache,
+                [(path, read_lock(path)) for path in self._locks],
+                offline=self._session.offline,
+                progress=self._session.progress,
+            )
+        return self._made
+
+    def trees(self) -> "Iterable[Candidate]":
+        return self._known().trees()
+
+    def touching(self, path: bytes) -> "Sequence[Touch]":
+        return self._known().touching(path)
 
 
 def _verify(

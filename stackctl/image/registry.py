@@ -21,8 +21,7 @@ import ipaddress
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 
 import requests
 import urllib3
@@ -34,6 +33,7 @@ from stackctl.image.errors import RegistryError
 from stackctl.image.limits import Limits
 from stackctl.image.reference import RegistryReference
 from stackctl.image.source import INDEX_TYPES, MANIFEST_TYPES, Descriptor
+from stackctl.image.transport import Transport
 
 _ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 _CHALLENGE = re.compile(r'([A-Za-z_]+)="([^"]*)"')
@@ -42,33 +42,6 @@ _MAX_REDIRECTS = 5
 _TOKEN_LIMIT = 1 << 20
 _READ = 1 << 18
 _HUB_HOST = "registry-1.docker.io"
-
-
-@dataclass(frozen=True, slots=True)
-class Transport:
-    """How to talk to registries.
-
-    Attributes:
-        plain_http: Use HTTP without TLS.
-        ca_file: Certificates to trust, in place of the default ones.
-        auth_host: A host beside the registry's own that may be sent its credentials.
-        connect_seconds: Longest wait for a connection.
-        read_seconds: Longest wait for the next byte.
-        slowest: Bytes per second below which a body is given up after `read_seconds`.
-        tries: Attempts for one request.
-        longest_wait: Longest pause between attempts, in seconds.
-        sleep: Called to pause; tests replace it.
-    """
-
-    plain_http: bool = False
-    ca_file: str | None = None
-    auth_host: str | None = None
-    connect_seconds: float = 10
-    read_seconds: float = 60
-    slowest: int = 1024
-    tries: int = 4
-    longest_wait: float = 20
-    sleep: Callable[[float], None] = field(default=time.sleep)
 
 
 class _NoNetrc(requests.auth.AuthBase):

@@ -61,7 +61,6 @@ from stackctl.image.layout import DirLayout, OciLayout
 from stackctl.image.limits import Limits
 from stackctl.image.platform import Platform
 from stackctl.image.reference import Reference, parse_reference, parse_registry
-from stackctl.image.registry import Registry, Transport
 from stackctl.image.rules import Allow
 from stackctl.image.source import Image, Layer, Resolver
 from stackctl.image.startup import (
@@ -72,6 +71,7 @@ from stackctl.image.startup import (
     shadow_warnings,
     startup_paths,
 )
+from stackctl.image.transport import Transport
 from stackctl.image.view import Applier, Doubt, View, show
 from stackctl.image.wheel import Wheel
 from stackctl.progress import SILENT, Progress
@@ -408,6 +408,9 @@ class _Verifier:
             folder = DirLayout(path, limits)
             return Resolver(folder, limits, platform).resolve(folder.roots())
         if reference.transport == "docker":
+            # The HTTP client takes longer to import than a small image to verify.
+            from stackctl.image.registry import Registry
+
             registry = Registry(
                 parse_registry(location), request.transport, limits, request.environ
             )

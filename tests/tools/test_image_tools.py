@@ -16,7 +16,7 @@ from runtimes import run
 
 from stackctl.image.compare import CHECKOUT, PACKAGE, Root
 from stackctl.image.expectation import ExpectedTree, folder_tree
-from stackctl.image.registry import Transport
+from stackctl.image.transport import Transport
 from stackctl.image.verify import Report, Request, verify
 
 pytestmark = pytest.mark.tools

@@ -21,7 +21,7 @@ from registry_server import (
 
 from stackctl.image.compare import PACKAGE, Root
 from stackctl.image.expectation import folder_tree
-from stackctl.image.registry import Transport
+from stackctl.image.transport import Transport
 from stackctl.image.verify import Report, Request, verify
 
 
