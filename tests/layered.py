@@ -61,6 +61,15 @@ def refuse(code: str, *layers: Tar | bytes) -> Case:
     return Case(layers, {}, refused=code)
 
 
+def _old_sparse() -> bytes:
+    block = bytearray(header(b"b", b"S", size=3, magic=b"ustar  \0"))
+    block[386:410] = b"%011o\0%011o\0" % (4, 3)
+    block[483:495] = b"%011o\0" % 9
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block) + padded(b"abc")
+
+
 _GLOBAL = pax_records([(b"comment", b"x")])
 _SPARSE = "\0" * 5 + "abc" + "\0" * 12
 
@@ -264,6 +273,7 @@ CASES: dict[str, Case] = {
     ),
     "type-nul-folder": Case((T().raw(header(b"b/", b"\0")),), {}),
     "type-7": refuse("entry-type", T().raw(header(b"b", b"7", size=1) + padded(b"B"))),
+    "type-old-sparse": refuse("entry-type", T().raw(_old_sparse())),
     "type-unknown": refuse("entry-type", T().raw(header(b"b", b"Z"))),
     "type-volume": refuse("entry-type", T().raw(header(b"b", b"V"))),
     "global-comment": Case(

@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -71,9 +72,11 @@ class Podman:
     """Podman with one storage driver."""
 
     def __init__(self, work: Path, driver: str) -> None:
+        # Podman takes no longer path for its run folder than 50 characters.
+        runroot = tempfile.mkdtemp(prefix="pod")
         self._base = [
             "podman", "--root", str(work / f"podman-{driver}"),
-            "--runroot", str(work / f"podman-run-{driver}"),
+            "--runroot", runroot,
             "--storage-driver", driver,
         ]  # fmt: skip
         self.name = f"podman-{driver}"

@@ -17,6 +17,8 @@ from stackctl.image.limits import MIB, Limits
 from stackctl.image.view import Node, View, show
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Folders at the top that the kernel makes up.
+_KERNEL = (b"dev", b"proc", b"sys")
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -53,20 +55,20 @@ class Folder:
                 node = child
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            device = os.fstat(descriptor).st_dev
-            self._fill(node, descriptor, device)
+            self._fill(node, descriptor)
         finally:
             os.close(descriptor)
         return view
 
-    def _fill(self, top: Node, top_fd: int, device: int) -> None:
+    def _fill(self, top: Node, top_fd: int) -> None:
         # Depth is bounded by PATH_MAX for real trees; a stack keeps it off Python's.
         stack: list[tuple[Node, list[bytes]]] = [(top, [])]
         while stack:
             node, parts = stack.pop()
             descriptor = _open_below(top_fd, parts)
             if descriptor is None:
-                continue
+                # What cannot be looked into could hide anything.
+                raise self._unreadable(parts)
             try:
                 names = os.listdir(descriptor)
                 for text in names:
@@ -78,12 +80,12 @@ class Folder:
                             kind="limit-entries",
                             hint="raise the limit with --max-entries",
                         )
-                    child, its_device = _node(descriptor, name)
+                    child = _node(descriptor, name)
                     if child is None:
                         continue
                     assert node.children is not None
                     node.children[name] = child
-                    if child.kind == "d" and its_device == device:
+                    if child.kind == "d" and (parts or name not in _KERNEL):
                         stack.append((child, [*parts, name]))
             finally:
                 os.close(descriptor)
@@ -139,7 +141,10 @@ class Folder:
                     os.close(folder)
         finally:
             os.close(top)
-        raise ImageFormatError(
+        raise self._unreadable(parts)
+
+    def _unreadable(self, parts: list[bytes]) -> ImageFormatError:
+        return ImageFormatError(
             f"{self._path}: {show(b'/'.join(parts))} cannot be read",
             kind="unreadable",
             hint="run as a user who may read every file, while nothing changes them",
@@ -185,7 +190,7 @@ def _open_below(top: int, parts: list[bytes]) -> int | None:
     return current
 
 
-def _node(folder: int, name: bytes) -> tuple[Node | None, int]:
+def _node(folder: int, name: bytes) -> Node | None:
     try:
         info = os.stat(name, dir_fd=folder, follow_symlinks=False)
         kind = {stat.S_IFREG: "f", stat.S_IFDIR: "d", stat.S_IFLNK: "l"}.get(
@@ -198,5 +203,5 @@ def _node(folder: int, name: bytes) -> tuple[Node | None, int]:
             node.link = os.fsencode(os.readlink(name, dir_fd=folder))
             node.oid = blob_id(node.link)
     except FileNotFoundError:
-        return None, 0
-    return node, info.st_dev
+        return None
+    return node

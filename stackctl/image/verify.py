@@ -264,6 +264,13 @@ def verify(
             "hint": error.hint,
             "where": error.where,
         }
+    except OSError as error:
+        report.reason = {
+            "code": "unreadable",
+            "message": f"{error.filename or request.reference}: {error.strerror}",
+            "hint": "run as a user who may read every file of the image",
+            "where": {},
+        }
     report.ns = time.perf_counter_ns() - started
     return report
 

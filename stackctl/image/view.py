@@ -249,6 +249,7 @@ class Applier:
                 self._refuse(
                     "entry-is-root", entry, "is not a folder but names the root"
                 )
+            self._check_types(entry, b"")
             return
         head, _, base = entry.name.rpartition(b"/")
         parent, at = self._parent(head, entry)
@@ -524,7 +525,7 @@ class Applier:
                 "the layer is refused: the target is not in the same layer",
                 "the lower layer's file gets a second name",
             )
-        if node.kind == "f" and (node.mode ^ entry.mode) & 0o111:
+        if node.kind == "f" and (node.mode ^ entry.mode) & 0o100:
             self._doubt(
                 "hardlink-mode",
                 [path, found.path],
@@ -532,6 +533,7 @@ class Applier:
                 "containerd keeps the mode of the file's own header",
                 modes_only=True,
             )
+        node.mtime = entry.mtime
         if node.names is None:
             node.names = [found.path]
         node.names.append(path)

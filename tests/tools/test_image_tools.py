@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,41 @@ def test_buildah_builds(tmp_path: Path, expected: ExpectedTree) -> None:
     )
     assert both.verdict == "match", both.reason
     assert {"entrypoint", "volume-over-root"} <= {w.code for w in both.warnings}
+
+
+def test_running_podman(tmp_path: Path, layout: Path, expected: ExpectedTree) -> None:
+    need("podman")
+    if os.geteuid():
+        pytest.skip("podman needs root here")
+    # Podman takes no longer path for its run folder than 50 characters.
+    short = Path(tempfile.mkdtemp(prefix="pod"))
+    socket_path = short / "podman.sock"
+    base = ["podman", "--root", str(tmp_path / "s"), "--runroot", str(short / "r"),
+            "--storage-driver", "vfs"]  # fmt: skip
+    run(*base, "pull", "-q", f"oci:{layout}:latest")
+    image = run(*base, "images", "-q").split()[0]
+    run(*base, "tag", image, "localhost/team/demo:1")
+    service = subprocess.Popen(
+        [*base, "system", "service", "--time=0", f"unix://{socket_path}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(100):
+            if socket_path.exists():
+                break
+            time.sleep(0.1)
+        environ = {"DOCKER_HOST": f"unix://{socket_path}"}
+        name = "docker-daemon:localhost/team/demo"
+        report = check(f"{name}:1", expected, environ=environ)
+        assert report.verdict == "match", report.reason
+        missing = check(f"{name}:2", expected, environ=environ)
+        assert (missing.exit_code, missing.reason["code"]) == (6, "daemon")
+    finally:
+        service.terminate()
+        service.wait(10)
+    nobody = check(f"{name}:1", expected, environ={"DOCKER_HOST": "unix:///nowhere"})
+    assert (nobody.exit_code, nobody.reason["code"]) == (6, "no-daemon")
 
 
 @pytest.fixture

@@ -265,6 +265,32 @@ def test_environment(shop: Shop) -> None:
     assert shop.verify(f"env:{shop.folder}/nope", roots=()).exit_code == 3
 
 
+def test_unreadable_folder_hides_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    root = shop.folder / "root"
+    write_files(root / SITE, dict(shop.demo.package()))  # type: ignore[arg-type]
+    write_files(root / SITE, {"demo/hidden/evil.py": b"x"})
+    assert shop.verify(f"rootfs:{root}").verdict == "mismatch"
+    real = os.open
+
+    def refuse(path: object, *more: object, **named: object) -> int:
+        if path == b"hidden":
+            raise PermissionError(13, "Permission denied")
+        return real(path, *more, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuse)
+    report = shop.verify(f"rootfs:{root}")
+    assert (report.exit_code, report.reason["code"]) == (3, "unreadable")
+
+
+def test_root_folder_marked_for_overlay(shop: Shop) -> None:
+    layer = Tar().pax((b"SCHILY.xattr.trusted.overlay.opaque", b"y")).folder("./")
+    assert shop.over(layer).reason["code"] == "ambiguous-overlay-marker"
+
+
 # Checkouts
 
 
