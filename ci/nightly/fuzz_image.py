@@ -172,7 +172,7 @@ class Fuzzer:
     def _pyc(self) -> None:
         data = self.mutate(self.pyc)
         bytecode.read_header(data[:16])
-        bytecode.same_code(data, b"x = 1\n", "x", 0)
+        bytecode.compare_code(data, b"x = 1\n", "x", 0)
 
 
 def main() -> int:

@@ -30,6 +30,10 @@ STALE = "stale"
 USED = "used"
 BROKEN = "broken"
 
+SAME = "same"
+INSTRUCTIONS = "instructions"
+DIFFERENT = "different"
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -90,8 +94,8 @@ def usage(header: Header | None, mtime: int, size: int, source: bytes | None) ->
     return USED if same else STALE
 
 
-def same_code(bytecode: bytes, source: bytes, name: str, level: int) -> bool:
-    """Whether bytecode is what compiling a source gives.
+def compare_code(bytecode: bytes, source: bytes, name: str, level: int) -> str:
+    """Compare bytecode with what compiling a source gives.
 
     Args:
         bytecode: A whole bytecode file with this interpreter's magic.
@@ -100,31 +104,42 @@ def same_code(bytecode: bytes, source: bytes, name: str, level: int) -> bool:
         level: Optimization level.
 
     Returns:
-        False also if either cannot be read.
+        `same`, `instructions` if names, constants and structure are the same and only
+        instructions differ, as they may between two releases with one magic number, or
+        `different`, also if either cannot be read.
     """
     body = bytecode[_HEADER:]
     try:
         code = compile(source, name, "exec", dont_inherit=True, optimize=level)
         compiled = marshal.dumps(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
-        return False
+        return DIFFERENT
     if compiled == body:
-        return True
+        return SAME
     try:
-        return fingerprint(body) == fingerprint(compiled)
+        if fingerprint(body) == fingerprint(compiled):
+            return SAME
+        outline = fingerprint(body, instructions=False)
+        if outline == fingerprint(compiled, instructions=False):
+            return INSTRUCTIONS
     except ValueError:
-        return False
+        pass
+    return DIFFERENT
 
 
-def fingerprint(data: bytes) -> bytes:
+def fingerprint(data: bytes, *, instructions: bool = True) -> bytes:
     """Return a digest of marshalled code that only depends on the code.
 
     File names and reference flags do not count.
 
+    Args:
+        data: Marshalled code.
+        instructions: Whether instructions and their tables count.
+
     Raises:
         ValueError: It is not marshalled code.
     """
-    reader = _Reader(data)
+    reader = _Reader(data, instructions)
     digest = reader.read(0)
     if reader.pos != len(data):
         raise ValueError("data after the code")
@@ -134,8 +149,12 @@ def fingerprint(data: bytes) -> bytes:
 class _Reader:
     """Reads marshal format 4 of CPython 3.11 and later into digests."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, instructions: bool) -> None:
         self._data = data
+        # The file name differs from machine to machine. Fields are in the order of
+        # `w_object` in marshal.c: 0 is the instructions, 8 and 9 are their tables.
+        self._passed = (5,) if instructions else (0, 5, 8, 9)
+        self._instructions = instructions
         self.pos = 0
         self._refs: list[bytes] = []
         self._objects = 0
@@ -215,12 +234,13 @@ class _Reader:
         return tag + b"%d:" % count + b"".join(b"%d:" % len(i) + i for i in items)
 
     def _code(self, depth: int) -> bytes:
-        out = [b"c", self._take(20)]
+        head = self._take(20)
+        # The fourth number is the stack size, which follows from the instructions.
+        out = [b"c", head if self._instructions else head[:12] + head[16:]]
         for field in range(10):
             if field == 8:
                 out.append(self._take(4))
             value = self.read(depth + 1)
-            # The fifth object is the file name, which differs from machine to machine.
-            if field != 5:
+            if field not in self._passed:
                 out.append(b"%d:" % len(value) + value)
         return b"".join(out)

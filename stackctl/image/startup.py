@@ -7,6 +7,7 @@ image was tampered with, and all of it decides what a process really executes.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from stackctl.image.view import Node, View, show
 _PACKAGES_FOLDERS = (b"site-packages", b"dist-packages")
 _PYTHON_LIB = re.compile(rb"python3?(\.\d+)?t?")
 _PYTHON_BIN = re.compile(rb"python(3(\.\d+)?t?)?")
+_VENV_VERSION = re.compile(rb"(?m)^version(?:_info)?\s*=\s*(\d+\.\d+\.\d+)")
 _CUSTOMIZE = (b"sitecustomize", b"usercustomize")
 _ENVIRONMENT = (
     "PYTHONPATH",
@@ -85,6 +87,7 @@ def bytecode_warnings(
     expected: ExpectedTree,
     contents: Contents,
     judged_source: Callable[[bytes], bytes | None],
+    version: Callable[[Comparison], str] = lambda _: "",
 ) -> Iterator[Warn]:
     """Yield what is to say about bytecode under the roots.
 
@@ -94,10 +97,13 @@ def bytecode_warnings(
         contents: Where the bytecode comes from.
         judged_source: Gives the source of an untracked file that is judged, by its
             path in the image, or None.
+        version: Gives the Python release that a root states to be for, or nothing.
     """
     found: dict[str, list[bytes]] = {}
     for comparison in comparisons:
-        _check_bytecode(comparison, expected, contents, judged_source, found)
+        stated = version(comparison)
+        other = bool(stated) and not same_release(stated)
+        _check_bytecode(comparison, expected, contents, judged_source, found, other)
     messages = {
         "bytecode-unchecked": "Python runs this bytecode whatever the source says",
         "bytecode-foreign": "Python runs this bytecode, and it is not what the source "
@@ -122,6 +128,7 @@ def _check_bytecode(
     contents: Contents,
     judged_source: Callable[[bytes], bytes | None],
     found: dict[str, list[bytes]],
+    other_release: bool,
 ) -> None:
     root = comparison.real_path + b"/" if comparison.real_path else b""
     wanted = expected.subtree(comparison.root.tree)
@@ -161,10 +168,48 @@ def _check_bytecode(
     nodes = [(root + path, node) for path, _, node, _ in pending]
     for where, body in contents.fetch(nodes):
         text, level = by_path.pop(where)
-        if not pyc.same_code(body, text, show(where), level):
+        outcome = pyc.compare_code(body, text, show(where), level)
+        if outcome == pyc.INSTRUCTIONS and other_release:
+            found.setdefault("bytecode-unverifiable", []).append(where)
+        elif outcome != pyc.SAME:
             found.setdefault("bytecode-foreign", []).append(where)
     for where in by_path:
         found.setdefault("bytecode-unverifiable", []).append(where)
+
+
+def same_release(stated: str) -> bool:
+    """Whether a stated version is that of the Python that runs this."""
+    own = sys.version_info[:3]
+    return stated.split(".")[:3] == [str(number) for number in own]
+
+
+def stated_version(
+    view: View,
+    comparison: Comparison,
+    contents: Contents,
+    config: documents.Object | None,
+) -> str:
+    """Return the Python release that an image states for a root, or nothing.
+
+    It is only used to choose between two warnings, so it need not be true.
+    """
+    parts = comparison.real_path.split(b"/")
+    for depth in range(len(parts) - 1, 0, -1):
+        path = b"/".join([*parts[:depth], b"pyvenv.cfg"])
+        node = view.lookup(path).node
+        if node is not None and node.kind == "f":
+            data = dict(contents.fetch([(path, node)])).get(path, b"")
+            matched = _VENV_VERSION.search(data)
+            if matched:
+                return matched[1].decode("ascii")
+    run = config.get("config") if config else None
+    for item in documents.as_list(
+        run.get("Env") if isinstance(run, dict) else None, "config Env"
+    ):
+        name, _, value = str(item).partition("=")
+        if name == "PYTHON_VERSION":
+            return value
+    return ""
 
 
 def shadow_warnings(comparisons: Iterable[Comparison]) -> Iterator[Warn]:

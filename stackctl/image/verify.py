@@ -70,6 +70,7 @@ from stackctl.image.startup import (
     is_startup_name,
     shadow_warnings,
     startup_paths,
+    stated_version,
 )
 from stackctl.image.transport import Transport
 from stackctl.image.view import Applier, Doubt, View, show
@@ -622,6 +623,9 @@ class _Verifier:
             expected,
             loaded.contents,
             self._source_of(loaded, comparisons),
+            lambda root: stated_version(
+                loaded.view, root, loaded.contents, loaded.config
+            ),
         )
         warnings += shadow_warnings(comparisons)
         startup = Startup(

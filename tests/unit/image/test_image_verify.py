@@ -702,6 +702,24 @@ def test_bytecode_of_something_else(shop: Shop) -> None:
     assert outcome(with_bytecode(shop, foreign, strict=True)) == ("mismatch", 1)
 
 
+def test_bytecode_of_another_release(shop: Shop) -> None:
+    """Releases with one magic number may give other instructions for a source."""
+    code = compile(CORE, "x", "exec")
+    other = code.replace(co_code=code.co_code[:2] + b"\x09\0" + code.co_code[2:])
+    data = pyc(CORE)[:16] + marshal.dumps(other)
+    assert codes(with_bytecode(shop, data)) == {"bytecode-foreign"}
+    same = ".".join(map(str, sys.version_info[:3]))
+    for version, code_ in (
+        (same, "bytecode-foreign"),
+        ("3.11.99", "bytecode-unverifiable"),
+    ):
+        report = with_bytecode(shop, data, run={"Env": [f"PYTHON_VERSION={version}"]})
+        assert codes(report) == {code_}
+    foreign = pyc(b"VALUE = 7\n", size=len(CORE))
+    report = with_bytecode(shop, foreign, run={"Env": ["PYTHON_VERSION=3.11.99"]})
+    assert codes(report) == {"bytecode-foreign"}
+
+
 def test_bytecode_of_an_older_source_is_not_used(shop: Shop) -> None:
     report = with_bytecode(shop, pyc(b"VALUE = 7\n", mtime=MTIME - 1))
     assert codes(report) == {"bytecode-stale"}
