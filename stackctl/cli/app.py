@@ -21,6 +21,7 @@ from stackctl.cli import (
     refresh,
     show,
     status,
+    verify_image,
 )
 from stackctl.cli.output import usage_error
 from stackctl.errors import ExitCode
@@ -69,6 +70,7 @@ for module in (
     refresh,
     doctor,
     cache,
+    verify_image,
 ):
     module.register(app)
 

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verified bytes: digests, decompression, and hashing beside the reader.
+
+A blob is an iterator of chunks. `verified` hashes what passes and compares at the end,
+so nobody may act on what a blob says before it is read to its end.
+"""
+
+import hashlib
+import queue
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+import zstandard
+
+from stackctl.image import inflate
+from stackctl.image.errors import DigestError, ImageFormatError, LimitError
+from stackctl.image.limits import MIB, Limits
+
+#: Size of the pieces that pass through the reader, in bytes.
+CHUNK = MIB
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+_GZIP_MAGIC = b"\x1f\x8b"
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_OTHER_MAGIC = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x04\x22\x4d\x18": "lz4"}
+
+
+def check_digest(text: object, what: str) -> str:
+    """Return `text` if it is a digest that can be checked.
+
+    Raises:
+        ImageFormatError: It is none, or of an algorithm that is not in use.
+    """
+    if isinstance(text, str) and _DIGEST.fullmatch(text):
+        return text
+    raise ImageFormatError(
+        f"{what} has no usable digest: {str(text)[:80]!r}",
+        kind="bad-digest",
+        hint="expected sha256: or sha512: and lower-case hex",
+        where={"digest": str(text)[:200]},
+    )
+
+
+class Hasher:
+    """A digest computed in a thread of its own.
+
+    OpenSSL releases the interpreter lock, so the digest of one chunk is computed while
+    the next is decompressed.
+
+    Args:
+        algorithm: Name of the hash.
+        threaded: False computes in place; better for small inputs.
+    """
+
+    def __init__(self, algorithm: str = "sha256", *, threaded: bool = True) -> None:
+        self._hash = hashlib.new(algorithm)
+        self.algorithm = algorithm
+        self.size = 0
+        self._queue: queue.Queue[bytes | None] | None = None
+        if threaded:
+            self._queue = queue.Queue(maxsize=4)
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        assert self._queue is not None
+        while (chunk := self._queue.get()) is not None:
+            self._hash.update(chunk)
+
+    def update(self, chunk: bytes) -> None:
+        """Take the next chunk."""
+        self.size += len(chunk)
+        if self._queue is None:
+            self._hash.update(chunk)
+        else:
+            self._queue.put(chunk)
+
+    def close(self) -> None:
+        """Stop the thread; the digest is complete afterwards."""
+        if self._queue is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._queue = None
+
+    def digest(self) -> str:
+        """Return `algorithm:hex` of everything that was taken."""
+        self.close()
+        return f"{self.algorithm}:{self._hash.hexdigest()}"
+
+
+def verified(
+    chunks: Iterable[bytes],
+    digest: str,
+    size: int | None,
+    what: str,
+    *,
+    threaded: bool = True,
+) -> Iterator[bytes]:
+    """Yield `chunks` and check their digest and size at the end.
+
+    Args:
+        chunks: The blob.
+        digest: What it must hash to.
+        size: How long it must be, in bytes, if that is known.
+        what: What to call it in an error.
+        threaded: Whether to hash in a thread of its own.
+
+    Raises:
+        DigestError: It is longer or shorter, or hashes to something else.
+    """
+    hasher = Hasher(digest.partition(":")[0], threaded=threaded)
+    try:
+        for chunk in chunks:
+            if size is not None and hasher.size + len(chunk) > size:
+                raise DigestError(
+                    f"{what} is longer than the {size} bytes its descriptor states",
+                    kind="size-mismatch",
+                    hint="the image was damaged or tampered with: get it again",
+                    where={"digest": digest, "expected_size": size},
+                )
+            hasher.update(chunk)
+            yield chunk
+        actual = hasher.digest()
+    finally:
+        hasher.close()
+    if size is not None and hasher.size != size:
+        raise DigestError(
+            f"{what} has {hasher.size} bytes, its descriptor states {size}",
+            kind="size-mismatch",
+            hint="the image was damaged or tampered with: get it again",
+            where={
+                "digest": digest,
+                "expected_size": size,
+                "actual_size": hasher.size,
+            },
+        )
+    if actual != digest:
+        raise DigestError(
+            f"{what} hashes to {actual}, not to {digest}",
+            hint="the image was damaged or tampered with: get it again",
+            where={"expected": digest, "actual": actual},
+        )
+
+
+def read_small(chunks: Iterable[bytes], limit: int, what: str) -> bytes:
+    """Return a whole small blob.
+
+    Raises:
+        LimitError: It is longer than `limit` bytes.
+    """
+    parts = []
+    total = 0
+    for chunk in chunks:
+        total += len(chunk)
+        if total > limit:
+            raise LimitError(
+                f"{what} is over the limit of {limit} bytes",
+                kind="limit-manifest",
+                hint="no registry accepts a document of this size",
+                where={"limit": limit},
+            )
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def compression(head: bytes) -> str:
+    """Return `gzip`, `zstd`, `tar` or the name of a format no runtime reads.
+
+    Args:
+        head: The first bytes of the blob, six or more if it has them.
+    """
+    if head.startswith(_GZIP_MAGIC):
+        return "gzip"
+    if head.startswith(_ZSTD_MAGIC):
+        return "zstd"
+    # Skippable frames carry the indexes of zstd:chunked and may come first.
+    if head[1:4] == b"\x2a\x4d\x18" and 0x50 <= head[0] <= 0x5F:
+        return "zstd"
+    for magic, name in _OTHER_MAGIC.items():
+        if head.startswith(magic):
+            return name
+    return "tar"
+
+
+def decompress(
+    chunks: Iterable[bytes],
+    limits: Limits,
+    note: Callable[[str], None] = lambda _: None,
+) -> Iterator[bytes]:
+    """Yield the uncompressed bytes of a layer blob, whatever its compression.
+
+    Args:
+        chunks: The blob as stored.
+        limits: Bounds of the output and its ratio to the input.
+        note: Told the name of the compression once it is known.
+
+    Raises:
+        ImageFormatError: The stream is damaged, ends early, or has a format that no
+            runtime reads.
+        LimitError: It expands beyond the limits.
+    """
+    source = iter(chunks)
+    head = b""
+    for chunk in source:
+        head += chunk
+        if len(head) >= 6:
+            break
+    kind = compression(head)
+    note(kind)
+    taken = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal taken
+        for chunk in _chain(head, source):
+            taken += len(chunk)
+            if taken > limits.compressed_layer:
+                raise LimitError(
+                    f"a layer blob is over {limits.compressed_layer} bytes",
+                    kind="limit-layer",
+                    hint="raise the limit with --max-layer-size if this is intended",
+                )
+            yield chunk
+
+    if kind == "gzip":
+        output = _gunzip(counted())
+    elif kind == "zstd":
+        output = _unzstd(counted(), limits.window)
+    elif kind == "tar":
+        output = counted()
+    else:
+        raise ImageFormatError(
+            f"a layer is compressed with {kind}, which container runtimes do not read",
+            kind="layer-compression",
+            hint="expected gzip, zstd or none",
+        )
+    produced = 0
+    for chunk in output:
+        produced += len(chunk)
+        if produced > limits.layer:
+            raise LimitError(
+                f"a layer is over {limits.layer} bytes uncompressed",
+                kind="limit-layer",
+                hint="raise the limit with --max-layer-size if this is intended",
+            )
+        if produced > 64 * MIB and produced > taken * limits.ratio:
+            raise LimitError(
+                f"a layer expands more than {limits.ratio} times",
+                kind="limit-ratio",
+                hint="raise the limit with --max-ratio if this is intended",
+            )
+        yield chunk
+
+
+def _chain(head: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    if head:
+        yield head
+    yield from rest
+
+
+def _damaged(kind: str, why: str) -> ImageFormatError:
+    return ImageFormatError(
+        f"a layer's {kind} stream is damaged: {why}",
+        kind="bad-compression",
+        hint="the image was damaged or built wrongly: get or build it again",
+    )
+
+
+def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Inflate every member; like the Go reader, anything else after one is an error."""
+    pending = b""
+    while pending or (pending := next(chunks, b"")):
+        member = inflate.decompressor(inflate.GZIP)
+        while not member.eof:
+            if not pending and not (pending := next(chunks, b"")):
+                raise _damaged("gzip", "it ends early")
+            try:
+                output = member.decompress(pending, CHUNK)
+            except inflate.ERRORS as exc:
+                raise _damaged("gzip", str(exc)) from None
+            pending = member.unconsumed_tail
+            if output:
+                yield output
+        pending = member.unused_data
+
+
+class _Readable:
+    """The file-like face of a chunk iterator that zstandard asks for."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        chunk = self._rest or next(self._chunks, b"")
+        if 0 <= size < len(chunk):
+            self._rest = chunk[size:]
+            return chunk[:size]
+        self._rest = b""
+        return chunk
+
+
+def _unzstd(chunks: Iterator[bytes], window: int) -> Iterator[bytes]:
+    """Decompress every frame and pass over skippable ones.
+
+    A stream cut inside a frame ends without an error here; its digests do not hold.
+    """
+    decompressor = zstandard.ZstdDecompressor(max_window_size=window)
+    reader = decompressor.stream_reader(
+        _Readable(chunks),  # type: ignore[arg-type]
+        read_size=1 << 17,
+        read_across_frames=True,
+    )
+    while True:
+        try:
+            output = reader.read(CHUNK)
+        except zstandard.ZstdError as exc:
+            raise _damaged("zstd", str(exc)) from None
+        if not output:
+            return
+        yield output

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Can bytecode in the image run in place of a source that matches?
+
+Python takes a bytecode file if its header fits the source: the recorded modification
+time and size are equal to the source's, or the recorded hash is, or the header says not
+to look at all. What the bytecode then does has nothing to do with the source, so it is
+compared with what compiling the source gives. That needs an interpreter with the same
+magic number; for others the answer is that nothing is known.
+
+Bytecode of an image is never loaded: `marshal.loads` trusts its input. A reader of our
+own turns both sides into a canonical form in which equal code is equal whatever the
+references and interning flags that the writing process happened to leave behind.
+"""
+
+import hashlib
+import importlib.util
+import marshal
+import struct
+from dataclasses import dataclass
+
+#: Magic number of the bytecode that this interpreter writes.
+MAGIC = importlib.util.MAGIC_NUMBER
+_HEADER = 16
+_FLAG_REF = 0x80
+_MAX_DEPTH = 200
+_MAX_OBJECTS = 4_000_000
+
+UNCHECKED = "unchecked"
+STALE = "stale"
+USED = "used"
+BROKEN = "broken"
+
+SAME = "same"
+INSTRUCTIONS = "instructions"
+DIFFERENT = "different"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the header of a bytecode file says.
+
+    Attributes:
+        magic: Which interpreters read it.
+        hashed: It is bound to its source by a hash, not by time and size.
+        checked: The hash is compared before use.
+        mtime: Modification time of the source, in seconds modulo 2**32.
+        size: Size of the source in bytes modulo 2**32.
+        source_hash: Hash of the source.
+    """
+
+    magic: bytes
+    hashed: bool
+    checked: bool
+    mtime: int
+    size: int
+    source_hash: bytes
+
+
+def read_header(head: bytes) -> Header | None:
+    """Return the header of a bytecode file, or None if Python would not take it."""
+    if len(head) < _HEADER or head[2:4] != b"\r\n":
+        return None
+    flags, first, second = struct.unpack("<III", head[4:_HEADER])
+    if flags & ~0b11:
+        return None
+    hashed = bool(flags & 0b01)
+    return Header(head[:4], hashed, bool(flags & 0b10), first, second, head[8:_HEADER])
+
+
+def usage(header: Header | None, mtime: int, size: int, source: bytes | None) -> str:
+    """Say what Python makes of a bytecode file beside its source.
+
+    Args:
+        header: The header, None if it is unreadable.
+        mtime: Modification time of the source in the image, in seconds.
+        size: Size of the source in bytes.
+        source: Its bytes, needed for headers with a checked hash.
+
+    Returns:
+        `used`, `stale` (compiled again), `unchecked` (used whatever the source says) or
+        `broken` (compiled again).
+    """
+    if header is None:
+        return BROKEN
+    if header.hashed:
+        if not header.checked:
+            return UNCHECKED
+        if source is None:
+            return USED
+        same = importlib.util.source_hash(source) == header.source_hash
+        return USED if same else STALE
+    # Python compares both numbers modulo 2**32, and never which is newer.
+    same = header.mtime == mtime & 0xFFFFFFFF and header.size == size & 0xFFFFFFFF
+    return USED if same else STALE
+
+
+def compare_code(bytecode: bytes, source: bytes, name: str, level: int) -> str:
+    """Compare bytecode with what compiling a source gives.
+
+    Args:
+        bytecode: A whole bytecode file with this interpreter's magic.
+        source: The source.
+        name: What to call the source while compiling it.
+        level: Optimization level.
+
+    Returns:
+        `same`, `instructions` if names, constants and structure are the same and only
+        instructions differ, as they may between two releases with one magic number, or
+        `different`, also if either cannot be read.
+    """
+    body = bytecode[_HEADER:]
+    try:
+        code = compile(source, name, "exec", dont_inherit=True, optimize=level)
+        compiled = marshal.dumps(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        return DIFFERENT
+    if compiled == body:
+        return SAME
+    try:
+        if fingerprint(body) == fingerprint(compiled):
+            return SAME
+        outline = fingerprint(body, instructions=False)
+        if outline == fingerprint(compiled, instructions=False):
+            return INSTRUCTIONS
+    except ValueError:
+        pass
+    return DIFFERENT
+
+
+def fingerprint(data: bytes, *, instructions: bool = True) -> bytes:
+    """Return a digest of marshalled code that only depends on the code.
+
+    File names and reference flags do not count.
+
+    Args:
+        data: Marshalled code.
+        instructions: Whether instructions and their tables count.
+
+    Raises:
+        ValueError: It is not marshalled code.
+    """
+    reader = _Reader(data, instructions)
+    digest = reader.read(0)
+    if reader.pos != len(data):
+        raise ValueError("data after the code")
+    return digest
+
+
+class _Reader:
+    """Reads marshal format 4 of CPython 3.11 and later into digests."""
+
+    def __init__(self, data: bytes, instructions: bool) -> None:
+        self._data = data
+        # The file name differs from machine to machine. Fields are in the order of
+        # `w_object` in marshal.c: 0 is the instructions, 8 and 9 are their tables.
+        self._passed = (5,) if instructions else (0, 5, 8, 9)
+        self._instructions = instructions
+        self.pos = 0
+        self._refs: list[bytes] = []
+        self._objects = 0
+
+    def _take(self, size: int) -> bytes:
+        end = self.pos + size
+        if size < 0 or end > len(self._data):
+            raise ValueError("cut short")
+        part = self._data[self.pos : end]
+        self.pos = end
+        return part
+
+    def _long(self) -> int:
+        return int.from_bytes(self._take(4), "little", signed=True)
+
+    def read(self, depth: int) -> bytes:
+        """Return the digest of the next object; short values stand for themselves."""
+        self._objects += 1
+        if depth > _MAX_DEPTH or self._objects > _MAX_OBJECTS:
+            raise ValueError("too large")
+        first = self._take(1)[0]
+        kind = chr(first & ~_FLAG_REF)
+        if kind == "r":
+            index = self._long()
+            if not 0 <= index < len(self._refs) or not self._refs[index]:
+                raise ValueError("a reference to nothing")
+            return self._refs[index]
+        slot = -1
+        if first & _FLAG_REF:
+            slot = len(self._refs)
+            # Its place is taken before its parts are read, as the writer does.
+            self._refs.append(b"")
+        value = self._value(kind, depth)
+        if len(value) > 40:
+            value = b"#" + hashlib.sha256(value).digest()
+        if slot >= 0:
+            self._refs[slot] = value
+        return value
+
+    def _value(self, kind: str, depth: int) -> bytes:
+        if kind in "NTFS.":
+            return kind.encode()
+        if kind == "i":
+            return b"i%d;" % self._long()
+        if kind == "l":
+            count = self._long()
+            return b"l%d:" % count + self._take(2 * abs(count))
+        if kind == "g":
+            return b"g" + self._take(8)
+        if kind == "y":
+            return b"y" + self._take(16)
+        if kind == "s":
+            data = self._take(self._long())
+            return b"s%d:" % len(data) + data
+        if kind in "uatAzZ":
+            size = self._take(1)[0] if kind in "zZ" else self._long()
+            data = self._take(size)
+            return b"u%d:" % len(data) + data
+        if kind in "()[<>":
+            return self._sequence(kind, depth)
+        if kind == ":":
+            parts = [self.read(depth + 1) for _ in range(3)]
+            return b":" + b"".join(b"%d:" % len(p) + p for p in parts)
+        if kind == "c":
+            return self._code(depth)
+        raise ValueError(f"an object of type {kind!r}")
+
+    def _sequence(self, kind: str, depth: int) -> bytes:
+        count = self._take(1)[0] if kind == ")" else self._long()
+        if not 0 <= count <= len(self._data) - self.pos:
+            raise ValueError("cut short")
+        items = [self.read(depth + 1) for _ in range(count)]
+        if kind in "<>":
+            # The order of a set depends on the seed of the writing process.
+            items.sort()
+        tag = b"(" if kind == ")" else kind.encode()
+        return tag + b"%d:" % count + b"".join(b"%d:" % len(i) + i for i in items)
+
+    def _code(self, depth: int) -> bytes:
+        head = self._take(20)
+        # The fourth number is the stack size, which follows from the instructions.
+        out = [b"c", head if self._instructions else head[:12] + head[16:]]
+        for field in range(10):
+            if field == 8:
+                out.append(self._take(4))
+            value = self.read(depth + 1)
+            if field not in self._passed:
+                out.append(b"%d:" % len(value) + value)
+        return b"".join(out)

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One root of an image against one folder of the expected tree."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from stackctl.image.expectation import (
+    MODE_EXECUTABLE,
+    MODE_FILE,
+    MODE_GITLINK,
+    MODE_SYMLINK,
+    ExpectedTree,
+    tree_id,
+)
+from stackctl.image.rules import (
+    Allow,
+    bytecode,
+    classify,
+    covered,
+    is_loadable,
+    known_wheel_file,
+)
+from stackctl.image.view import Node, View
+
+PACKAGE = "package"
+CHECKOUT = "checkout"
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A place in the image that holds a part of the expected tree.
+
+    Attributes:
+        tree: Folder of the expected tree; `.` is the whole.
+        path: Absolute path in the image.
+        kind: `package` or `checkout`.
+    """
+
+    tree: str
+    path: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A file of the pinned wheel.
+
+    Attributes:
+        oid: Git blob id of its content.
+        size: Bytes.
+    """
+
+    oid: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What may differ.
+
+    Attributes:
+        allow: Untracked files that may be there.
+        unpackaged: Globs of tracked files that need not be in a package.
+        wheel: Files of the pinned wheel by path, or None without one.
+    """
+
+    allow: tuple[Allow, ...] = ()
+    unpackaged: tuple[str, ...] = ()
+    wheel: Mapping[bytes, Pinned] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A file that is not simply as expected.
+
+    Attributes:
+        path: Path in the expected tree, such as `vllm/envs.py`.
+        image_path: Path in the image.
+        status: `missing`, `modified`, `type`, `mode` or `extra`; `ignored` for what a
+            rule allows, and `unverified` for what nothing judges.
+        expected: Git mode and id of the tracked file, if it is one.
+        actual: Git mode and id of what is there, if anything.
+        kind: Class of an untracked file.
+        why: What the answer follows from.
+        node: What is there.
+    """
+
+    path: bytes
+    image_path: bytes
+    status: str
+    expected: tuple[int, bytes] | None = None
+    actual: tuple[int, bytes] | None = None
+    kind: str = ""
+    why: str = ""
+    node: Node | None = None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """The outcome for one root.
+
+    Attributes:
+        root: The root.
+        real_path: Where the root is, symlinks resolved.
+        expected_tree: Id of the expected folder.
+        installed_tree: Id rebuilt from what is there, over the tracked paths.
+        tracked: Tracked nodes that match, by path relative to the root.
+        nodes: Everything that is there, by path relative to the root.
+        findings: What is not simply as expected.
+        counts: Files by status.
+        bytecode: Bytecode files in their proper place.
+    """
+
+    root: Root
+    real_path: bytes
+    expected_tree: str
+    installed_tree: str = ""
+    tracked: dict[bytes, Node] = field(default_factory=dict)
+    nodes: dict[bytes, Node] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    bytecode: dict[bytes, Node] = field(default_factory=dict)
+
+    @property
+    def equal(self) -> bool:
+        """Whether the root holds exactly what is expected."""
+        bad = ("missing", "modified", "extra")
+        return self.installed_tree == self.expected_tree and not any(
+            self.counts[name] for name in bad
+        )
+
+    def of(self, *statuses: str) -> list[Finding]:
+        """Return the findings of some statuses."""
+        return [f for f in self.findings if f.status in statuses]
+
+
+def compare_root(
+    view: View, root: Root, expected: ExpectedTree, policy: Policy
+) -> Comparison:
+    """Compare one root with its folder of the expected tree.
+
+    Args:
+        view: The image.
+        root: Which folder, and where it should be.
+        expected: The expected tree.
+        policy: What may differ.
+
+    Returns:
+        Every difference, and the tree id of what is there.
+    """
+    wanted = expected.subtree(root.tree)
+    found = view.lookup(root.path.encode("utf-8", "surrogateescape"))
+    result = Comparison(root, found.path, tree_id(wanted).hex())
+    if found.node is not None and found.node.kind == "d":
+        result.nodes = {
+            path: node for path, node in view.walk(found.node) if node.kind != "d"
+        }
+    _Judge(result, policy).run(wanted)
+    return result
+
+
+class _Judge:
+    def __init__(self, result: Comparison, policy: Policy) -> None:
+        self._result = result
+        self._policy = policy
+        self._package = result.root.kind == PACKAGE
+        tree = result.root.tree.strip("/")
+        self._prefix = b"" if tree in ("", ".") else tree.encode() + b"/"
+
+    def run(self, wanted: Mapping[bytes, tuple[int, bytes]]) -> None:
+        nodes = self._result.nodes
+        rebuilt: dict[bytes, tuple[int, bytes]] = {}
+        for path, (mode, oid) in wanted.items():
+            actual = self._tracked(path, mode, oid, nodes.get(path))
+            if actual is not None:
+                rebuilt[path] = actual
+        for path, node in nodes.items():
+            if path not in wanted:
+                self._untracked(path, node)
+        self._result.installed_tree = tree_id(rebuilt).hex()
+        self._result.findings.sort(key=lambda f: (f.path, f.status))
+
+    def _add(
+        self,
+        path: bytes,
+        status: str,
+        count: str,
+        *,
+        expected: tuple[int, bytes] | None = None,
+        node: Node | None = None,
+        kind: str = "",
+        why: str = "",
+    ) -> None:
+        actual = None
+        if node is not None and node.oid is not None:
+            actual = (_git_mode(node), node.oid)
+        self._result.counts[count] += 1
+        self._result.findings.append(
+            Finding(
+                self._prefix + path,
+                b"/" + self._result.real_path + b"/" + path,
+                status,
+                expected,
+                actual,
+                kind,
+                why,
+                node,
+            )
+        )
+
+    def _tracked(
+        self, path: bytes, mode: int, oid: bytes, node: Node | None
+    ) -> tuple[int, bytes] | None:
+        expected = (mode, oid)
+        if mode == MODE_GITLINK:
+            self._add(path, "ignored", "ignored", why="submodule, not compared")
+            return expected
+        if node is None:
+            rule = self._package and covered(
+                self._prefix + path, self._policy.unpackaged
+            )
+            if rule:
+                self._add(
+                    path,
+                    "ignored",
+                    "ignored",
+                    expected=expected,
+                    why=f"not packaged, by the rule {rule!r}",
+                )
+                return expected
+            self._add(path, "missing", "missing", expected=expected)
+            return None
+        is_link = mode == MODE_SYMLINK
+        if node.kind != ("l" if is_link else "f"):
+            self._add(
+                path,
+                "type",
+                "modified",
+                expected=expected,
+                node=node,
+                why=f"expected a {'symlink' if is_link else 'file'}, found a "
+                f"{ {'f': 'file', 'l': 'symlink'}.get(node.kind, 'special file') }",
+            )
+        elif node.oid != oid:
+            self._add(path, "modified", "modified", expected=expected, node=node)
+        elif not self._package and _git_mode(node) != mode:
+            self._add(
+                path,
+                "mode",
+                "modified",
+                expected=expected,
+                node=node,
+                why=f"expected mode {mode:o}, found {_git_mode(node):o}",
+            )
+        else:
+            self._result.counts["matched"] += 1
+            self._result.tracked[path] = node
+            return expected
+        if node.oid is None:
+            return None
+        actual = _git_mode(node)
+        if self._package and node.kind == "f" and not is_link:
+            actual = mode
+        return actual, node.oid
+
+    def _untracked(self, path: bytes, node: Node) -> None:
+        name = self._prefix + path
+        kind = classify(name, node.head)
+        status, why = self._judge(path, name, node, kind)
+        self._add(
+            path,
+            status,
+            "extra" if status == "extra" else "ignored",
+            node=node,
+            kind=kind,
+            why=why,
+        )
+        if status != "extra" and kind == "bytecode":
+            self._result.bytecode[path] = node
+
+    def _judge(
+        self, path: bytes, name: bytes, node: Node, kind: str
+    ) -> tuple[str, str]:
+        absolute = b"/" + self._result.real_path + b"/" + path
+        for rule in self._policy.allow:
+            if not rule.covers(name, absolute):
+                continue
+            if not rule.sha256:
+                return "ignored", f"allowed by {rule.path!r}"
+            if node.kind == "f" and node.sha256 == bytes.fromhex(rule.sha256):
+                return "ignored", f"allowed by {rule.path!r} and its sha256"
+            return "extra", f"differs from the sha256 that {rule.path!r} allows"
+        if node.kind != "f":
+            what = "a symlink" if node.kind == "l" else "a special file"
+            return "extra", f"{what} that nothing tracks"
+        wheel = self._policy.wheel
+        if wheel is not None and name in wheel:
+            if wheel[name].oid == node.oid:
+                return "ignored", "equal to the pinned wheel's"
+            return "extra", "differs from the pinned wheel's"
+        if bytecode(path) is not None:
+            return "ignored", "bytecode, judged by itself"
+        if not self._package and (path == b".git" or path.startswith(b".git/")):
+            return "ignored", "git's own data"
+        if wheel is not None:
+            return "extra", "neither tracked nor in the pinned wheel"
+        if not self._package:
+            return "extra", "not tracked"
+        if known_wheel_file(name):
+            return "unverified", "a known wheel has a file here; no wheel is pinned"
+        if is_loadable(name):
+            return "extra", "can be run, and no known wheel has a file here"
+        return "unverified", "no wheel is pinned"
+
+
+def _git_mode(node: Node) -> int:
+    if node.kind == "l":
+        return MODE_SYMLINK
+    return MODE_EXECUTABLE if node.mode & 0o100 else MODE_FILE
+
+
+def untracked_summary(findings: Iterable[Finding]) -> dict[str, dict[str, int]]:
+    """Return the untracked files by class and judgement."""
+    summary: dict[str, Counter[str]] = {}
+    for finding in findings:
+        if finding.kind:
+            summary.setdefault(finding.kind, Counter())[finding.status] += 1
+    return {kind: dict(sorted(c.items())) for kind, c in sorted(summary.items())}

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contents of a few files of an image, fetched when they turn out to matter."""
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from stackctl.image.folder import Folder
+from stackctl.image.layers import reread
+from stackctl.image.limits import Limits
+from stackctl.image.source import Layer
+from stackctl.image.view import Node
+
+
+class Contents(Protocol):
+    """Gives the bytes of nodes of a view."""
+
+    def fetch(
+        self, nodes: Iterable[tuple[bytes, Node]]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the bytes of files with their path; what cannot be had is left out.
+
+        One at a time, since all of them may be much.
+
+        Args:
+            nodes: Paths in the view and what is there.
+        """
+
+
+class LayerContents:
+    """Contents from layers: what the first pass kept, or else a second pass.
+
+    Args:
+        layers: The image's layers.
+        limits: Bounds of a pass; files over `kept` are not given.
+    """
+
+    def __init__(self, layers: tuple[Layer, ...], limits: Limits) -> None:
+        self._layers = layers
+        self._limits = limits
+
+    def fetch(
+        self, nodes: Iterable[tuple[bytes, Node]]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the bytes of files with their path."""
+        missing: dict[int, dict[int, list[bytes]]] = {}
+        for path, node in nodes:
+            kept = node.entry.content() if node.entry is not None else None
+            if kept is not None:
+                yield path, kept
+            elif node.kind == "l":
+                yield path, node.link
+            elif node.ref is not None and node.size <= self._limits.kept:
+                layer, ordinal = node.ref
+                missing.setdefault(layer, {}).setdefault(ordinal, []).append(path)
+        for layer, wanted in missing.items():
+            again = reread(self._layers[layer].open, self._limits, wanted)
+            for ordinal, data in again.items():
+                for path in wanted[ordinal]:
+                    yield path, data
+
+
+class FolderContents:
+    """Contents from a folder on this machine.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def fetch(
+        self, nodes: Iterable[tuple[bytes, Node]]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the bytes of files with their path."""
+        for path, node in nodes:
+            if node.kind == "l":
+                yield path, node.link
+            elif node.kind == "f":
+                yield path, self._folder.read(path)
+
+
+class MemoryContents:
+    """Contents that are at hand, as those of a wheel.
+
+    Args:
+        read: Returns a file's bytes by its path.
+    """
+
+    def __init__(self, read: "Reader") -> None:
+        self._read = read
+
+    def fetch(
+        self, nodes: Iterable[tuple[bytes, Node]]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the bytes of files with their path."""
+        for path, node in nodes:
+            if node.kind == "f":
+                yield path, self._read(path)
+
+
+class Reader(Protocol):
+    """Returns the bytes of a file by its path."""
+
+    def __call__(self, path: bytes, /) -> bytes:
+        """Return the bytes."""

@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over a layer: its entries, the git id of every file, and its diff_id.
+
+A layer is read once, from its first byte to its last, whatever its entries turn out to
+mean: which file a name stands for is only known when all layers are known, and a hard
+link may give a file outside of every root a name inside one. So every regular file is
+hashed as a git blob while it passes, and nothing but small files of interest is kept.
+
+Decompression, the digests and the parser run in threads of their own; all three spend
+their time in C code that releases the interpreter lock.
+"""
+
+import hashlib
+import itertools
+import queue
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from stackctl.image.blobs import Hasher, decompress
+from stackctl.image.errors import AmbiguousImageError, ImageFormatError, LimitError
+from stackctl.image.limits import MIB, Limits
+from stackctl.image.tar import ByteStream, TarEntry, TarReader
+
+#: Files up to this size, in bytes, also get a SHA-256; larger than any source file.
+SHA256_UP_TO = 4 * MIB
+#: Longest name of a file and longest path that Linux takes, in bytes.
+MAX_NAME = 255
+MAX_PATH = 4095
+#: Files up to this size, in bytes, are read in one piece.
+_AT_ONCE = 256 * 1024
+#: Stored bytes below which threads cost more than they give.
+_SMALL = 512 * 1024
+#: Files that are kept whole because they can decide what Python runs.
+_STARTUP_SUFFIXES = (b".pth", b".egg-link", b"._pth")
+_STARTUP_NAMES = frozenset(
+    (b"pyvenv.cfg", b"direct_url.json", b"top_level.txt", b"PKG-INFO")
+)
+
+
+@dataclass(slots=True)
+class LayerEntry:
+    """An entry of a layer, with the hashes of its content.
+
+    Attributes:
+        name: Cleaned path without a leading slash; empty for the root folder.
+        type: Tar type flag; `0` for every regular file.
+        mode: Permission bits.
+        size: Content size in bytes.
+        mtime: Seconds since 1970.
+        link: Link target as recorded.
+        oid: Git blob id (SHA-1) of a file's content or a symlink's target.
+        sha256: SHA-256 of the content, of files up to `SHA256_UP_TO`.
+        kept: Compressed content, of files that are kept.
+        head: First 16 bytes, of bytecode and of files without a suffix.
+        overlay: What an overlay mount makes of it: an xattr's name or `0/0 device`.
+        ordinal: Position in the layer.
+    """
+
+    name: bytes
+    type: str
+    mode: int
+    size: int
+    mtime: int
+    link: bytes
+    oid: bytes | None = None
+    sha256: bytes | None = None
+    kept: bytes | None = None
+    head: bytes = b""
+    overlay: str = ""
+    ordinal: int = 0
+
+    def content(self) -> bytes | None:
+        """Return the content of a kept file."""
+        return None if self.kept is None else zlib.decompress(self.kept)
+
+
+@dataclass(slots=True)
+class LayerScan:
+    """What one pass over a layer found.
+
+    Attributes:
+        entries: All entries in order.
+        diff_id: Digest of the uncompressed layer.
+        size: Uncompressed size in bytes.
+        compression: How it is stored: `gzip`, `zstd` or `tar`.
+        notes: Codes of oddities that are no fault.
+    """
+
+    entries: list[LayerEntry]
+    diff_id: str = ""
+    size: int = 0
+    compression: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Interest:
+    """Which small files to keep while a layer passes.
+
+    Attributes:
+        magic: Magic number of the bytecode that can be compiled here.
+        roots: Path prefixes, ending in a slash, under which bytecode is kept.
+        wanted: Ordinals of entries to keep whatever they are; used by a second pass.
+        sha256: Hash every file with SHA-256 too, because a rule names one.
+    """
+
+    magic: bytes = b""
+    roots: tuple[bytes, ...] = ()
+    wanted: frozenset[int] = frozenset()
+    sha256: bool = False
+
+    def keeps(self, entry: TarEntry, name: bytes, ordinal: int, limit: int) -> bool:
+        """Say whether to keep the content of an entry."""
+        if ordinal in self.wanted:
+            return True
+        if entry.size > limit:
+            return False
+        base = name.rpartition(b"/")[2]
+        if base in _STARTUP_NAMES or base.endswith(_STARTUP_SUFFIXES):
+            return True
+        return (
+            bool(self.magic) and base.endswith(b".pyc") and name.startswith(self.roots)
+        )
+
+
+class Budget:
+    """Counts what all layers of an image use up, across threads."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._lock = threading.Lock()
+        self._kept = 0
+        self._bytes = 0
+        self._entries = 0
+
+    def keep(self, size: int) -> bool:
+        """Reserve room for a kept file; False when there is none left."""
+        with self._lock:
+            if self._kept + size > self.limits.kept_total:
+                return False
+            self._kept += size
+            return True
+
+    def spend(self, size: int, entries: int) -> None:
+        """Count uncompressed bytes and entries.
+
+        Raises:
+            LimitError: The image is over a limit.
+        """
+        with self._lock:
+            self._bytes += size
+            self._entries += entries
+            if self._bytes > self.limits.image:
+                raise LimitError(
+                    f"the image is over {self.limits.image} bytes uncompressed",
+                    kind="limit-image",
+                    hint="raise the limit with --max-image-size if this is intended",
+                )
+            if self._entries > self.limits.entries:
+                raise LimitError(
+                    f"the image has more than {self.limits.entries} tar entries",
+                    kind="limit-entries",
+                    hint="raise the limit with --max-entries if this is intended",
+                )
+
+
+def clean_path(name: bytes) -> bytes:
+    """Return a tar name as a path below the root.
+
+    `.` and empty components vanish and `..` takes the component before it away, without
+    a look at symlinks, as every runtime does first. A `..` too many is dropped.
+    """
+    if b"/." not in name and b"//" not in name and name[:1] != b".":
+        return name.strip(b"/")
+    parts: list[bytes] = []
+    for part in name.split(b"/"):
+        if part in (b"", b"."):
+            continue
+        if part == b"..":
+            if parts:
+                parts.pop()
+        else:
+            parts.append(part)
+    return b"/".join(parts)
+
+
+def _overlay_meaning(entry: TarEntry) -> str:
+    if entry.type == "3" and entry.device == (0, 0):
+        return "0/0 device"
+    for key in entry.pax:
+        if key.startswith(b"SCHILY.xattr.") and b".overlay." in key:
+            name = key[len(b"SCHILY.xattr.") :]
+            if name.startswith((b"trusted.overlay.", b"user.overlay.")):
+                return name.decode("utf-8", "backslashreplace")
+    return ""
+
+
+def scan_layer(
+    blob: Iterable[bytes],
+    budget: Budget,
+    interest: Interest,
+    *,
+    size_hint: int | None = None,
+) -> LayerScan:
+    """Read a layer blob to its end.
+
+    Args:
+        blob: The layer as stored; its own digest is checked by whoever yields it.
+        budget: Limits shared by the layers of an image.
+        interest: Which files to keep.
+        size_hint: Stored size in bytes, to choose between threads and none.
+
+    Returns:
+        The entries and digests.
+
+    Raises:
+        ImageFormatError: No runtime can read it.
+        DigestError: The blob's digest does not hold. Comes before any complaint about
+            the content, which then is not what was named.
+        LimitError: It passes a limit.
+    """
+    scan = LayerScan([])
+    threaded = size_hint is None or size_hint > _SMALL
+
+    def note(kind: str) -> None:
+        scan.compression = kind
+
+    hasher = Hasher(threaded=threaded)
+
+    def plain() -> Iterator[bytes]:
+        for chunk in decompress(source, budget.limits, note):
+            hasher.update(chunk)
+            budget.spend(len(chunk), 0)
+            yield chunk
+
+    # A chain has no `close`, so that the generators above cannot end the blob's.
+    source = itertools.chain(blob)
+    chunks: Iterator[bytes] = plain()
+    pump = _Pump(chunks) if threaded else None
+    if pump is not None:
+        chunks = iter(pump)
+    try:
+        try:
+            _parse(chunks, scan, budget, interest)
+            for _ in chunks:
+                pass
+        except (ImageFormatError, AmbiguousImageError):
+            # The blob's own digest decides first: read it to its end.
+            if pump is not None:
+                pump.stop()
+            for _ in source:
+                pass
+            raise
+        finally:
+            if pump is not None:
+                pump.stop()
+        scan.diff_id = hasher.digest()
+        scan.size = hasher.size
+    finally:
+        hasher.close()
+    return scan
+
+
+class _Pump:
+    """Runs an iterator in a thread and hands its items over through a short queue."""
+
+    def __init__(self, items: Iterator[bytes]) -> None:
+        self._items = items
+        self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=4)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for item in self._items:
+                self._queue.put(item)
+                if self._stopped.is_set():
+                    return
+            self._queue.put(None)
+        except BaseException as exc:
+            self._queue.put(exc)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while not self._stopped.is_set():
+            item = self._queue.get()
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def stop(self) -> None:
+        """End the thread; the iterator is not read any further."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.01)
+            except queue.Empty:
+                continue
+
+
+def _parse(
+    chunks: Iterable[bytes], scan: LayerScan, budget: Budget, interest: Interest
+) -> None:
+    reader = TarReader(ByteStream(chunks), max_entries=budget.limits.entries)
+    entries = scan.entries
+    ordinal = -1
+    for ordinal, entry in enumerate(reader):
+        if not ordinal % 1024:
+            budget.spend(0, 1024 if ordinal else 1)
+        name = clean_path(entry.name)
+        _check_name(name, ordinal)
+        item = LayerEntry(
+            name=name,
+            type=entry.type,
+            mode=entry.mode & 0o7777,
+            size=entry.size,
+            mtime=entry.mtime,
+            link=entry.linkname,
+            ordinal=ordinal,
+        )
+        if entry.type in "0S":
+            _hash_content(reader, entry, item, budget, interest)
+        elif entry.type == "2":
+            item.oid = blob_id(entry.linkname)
+            item.size = len(entry.linkname)
+        elif entry.type == "g":
+            for key in (b"path", b"linkpath", b"size"):
+                if key in entry.pax:
+                    raise AmbiguousImageError(
+                        f"a global PAX header sets {key.decode()!r} for every later "
+                        "entry: container runtimes ignore it, other tar programs obey",
+                        kind="ambiguous-global-pax",
+                        hint="build the layer without a global header",
+                        where={"entry": ordinal},
+                    )
+        if entry.pax or entry.type == "3":
+            item.overlay = _overlay_meaning(entry)
+        entries.append(item)
+    if reader.trailing:
+        scan.notes.append("trailing-data")
+
+
+def _check_name(name: bytes, ordinal: int) -> None:
+    if len(name) > MAX_NAME and (
+        len(name) > MAX_PATH or max(map(len, name.split(b"/"))) > MAX_NAME
+    ):
+        raise ImageFormatError(
+            f"a name of {len(name)} bytes is longer than file systems take",
+            kind="name-too-long",
+            hint="build the image again; no runtime can unpack this layer",
+            where={"entry": ordinal, "path": name[:80].decode("utf-8", "replace")},
+        )
+
+
+def blob_id(data: bytes) -> bytes:
+    """Return the git blob id of some bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).digest()
+
+
+def _hash_content(
+    reader: TarReader,
+    entry: TarEntry,
+    item: LayerEntry,
+    budget: Budget,
+    interest: Interest,
+) -> None:
+    holes = entry.size - entry.stored
+    if holes > 0:
+        budget.spend(holes, 0)
+        if entry.size > budget.limits.layer:
+            raise LimitError(
+                f"a sparse file is over {budget.limits.layer} bytes",
+                kind="limit-layer",
+                hint="raise the limit with --max-layer-size if this is intended",
+                where={"path": item.name.decode("utf-8", "backslashreplace")},
+            )
+    keep = interest.keeps(entry, item.name, item.ordinal, budget.limits.kept)
+    parts: list[bytes] | None = [] if keep else None
+    is_bytecode = item.name.endswith(b".pyc")
+    # Executables have no suffix; their first bytes tell their class.
+    wants_head = is_bytecode or b"." not in item.name.rpartition(b"/")[2]
+    sha1 = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
+    wants_sha256 = interest.sha256 or entry.size <= SHA256_UP_TO
+    sha256 = hashlib.sha256() if wants_sha256 else None
+    pieces = reader.data() if entry.size > _AT_ONCE else (reader.whole(),)
+    for piece in pieces:
+        sha1.update(piece)
+        if sha256 is not None:
+            sha256.update(piece)
+        if parts is not None:
+            parts.append(bytes(piece))
+        if wants_head and len(item.head) < 16:
+            item.head += bytes(piece[: 16 - len(item.head)])
+    item.oid = sha1.digest()
+    if sha256 is not None:
+        item.sha256 = sha256.digest()
+    if parts is not None:
+        data = b"".join(parts)
+        if is_bytecode and data[:4] != interest.magic and not interest.wanted:
+            return
+        packed = zlib.compress(data, 1)
+        if budget.keep(len(packed)) or item.ordinal in interest.wanted:
+            item.kept = packed
+
+
+LayerOpener = Callable[[], Iterator[bytes]]
+
+
+def reread(
+    open_layer: LayerOpener, limits: Limits, ordinals: Iterable[int]
+) -> dict[int, bytes]:
+    """Return the contents of some entries by a second pass over their layer.
+
+    Args:
+        open_layer: Opens the verified layer blob again.
+        limits: As for the first pass.
+        ordinals: Positions of the entries in the layer.
+    """
+    wanted = frozenset(ordinals)
+    scan = scan_layer(open_layer(), Budget(limits), Interest(wanted=wanted))
+    found: dict[int, bytes] = {}
+    for entry in scan.entries:
+        if entry.ordinal in wanted and (data := entry.content()) is not None:
+            found[entry.ordinal] = data
+    return found

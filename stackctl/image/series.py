@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tree that a lock expects in an image, and trees that explain another."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from stackctl.cache import Cache
+from stackctl.compose.compose import Options, compose_series
+from stackctl.compose.model import Composition
+from stackctl.compose.plan import Selection
+from stackctl.errors import PinError, StackctlError
+from stackctl.image.attribute import Candidate, Touch
+from stackctl.image.expectation import Entries, ExpectedTree, from_store
+from stackctl.model.lock import Lock, read_lock
+from stackctl.model.series import Series, load_series
+from stackctl.progress import SILENT, Progress
+from stackctl.project import SERIES_FILE
+
+#: Subsets that are composed to explain an image; each costs some milliseconds.
+_MOST_SUBSETS = 40
+
+
+def locked_tree(
+    path: Path,
+    cache: Cache,
+    *,
+    offline: bool = False,
+    progress: Progress = SILENT,
+) -> ExpectedTree:
+    """Return the tree that a lock composed.
+
+    The tree is taken from the cache, or composed again from the series beside the lock.
+
+    Args:
+        path: The lock.
+        cache: Where objects are kept.
+        offline: Never use the network.
+        progress: Told what is being done.
+
+    Raises:
+        PinError: The series beside it composes another tree.
+        InputError: The lock is bad, or there is no series beside it.
+    """
+    lock = read_lock(path)
+    label = f"composition {lock.composition}"
+    try:
+        return from_store(cache.store, lock.content.tree, label)
+    except PinError:
+        series = load_series(path.parent / SERIES_FILE)
+    composition = compose_series(
+        series, cache, options=Options(offline=offline), progress=progress
+    )
+    if composition.tree != lock.content.tree:
+        raise PinError(
+            f"{path} locks the tree {lock.content.tree}, and the series beside it "
+            f"composes {composition.tree}",
+            kind="stale-lock",
+            hint="run `stackctl lock`, or take the series of the lock's revision",
+            where={"file": str(path)},
+        )
+    return from_store(cache.store, composition.tree, label)
+
+
+class SeriesCandidates:
+    """The trees that a series can give, for `stackctl.image.attribute`.
+
+    Args:
+        series: The series.
+        cache: Store and facts.
+        locks: Locks of other releases that are known.
+        offline: Never use the network.
+        progress: Told what is being done.
+    """
+
+    def __init__(
+        self,
+        series: Series,
+        cache: Cache,
+        locks: Sequence[tuple[Path, Lock]] = (),
+        *,
+        offline: bool = False,
+        progress: Progress = SILENT,
+    ) -> None:
+        self._series = series
+        self._cache = cache
+        self._locks = locks
+        self._offline = offline
+        self._progress = progress
+        self._whole: Composition | None = None
+        self._entries: dict[str, Entries] = {}
+
+    def _compose(self, selection: Selection) -> Composition:
+        options = Options(commits=False, offline=self._offline, patch_ids=False)
+        return compose_series(
+            self._series, self._cache, selection, options, self._progress
+        )
+
+    def _composition(self) -> Composition:
+        if self._whole is None:
+            self._whole = self._compose(Selection())
+        return self._whole
+
+    def _tree(self, tree: str) -> Entries:
+        if tree not in self._entries:
+            store = self._cache.store
+            self._entries[tree] = {
+                path: (mode, oid) for path, mode, oid in store.walk(tree)
+            }
+        return self._entries[tree]
+
+    def _states(self) -> Iterator[tuple[str, str, str]]:
+        """Yield kind, label and tree, the most telling first."""
+        whole = self._composition()
+        yield "composition", "the whole series", whole.tree
+        yield "base", "the base", whole.base.tree
+        for step in whole.steps:
+            name = f"{step.set}/{step.patch}" if step.patch else step.set
+            yield "after-patch", f"the series up to {name}", step.tree
+        names = [s.name for s in self._series.sets][:_MOST_SUBSETS]
+        for kind, label, selections in (
+            ("subset", "the series without", [Selection(without=(n,)) for n in names]),
+            ("subset", "only", [Selection(only=(n,)) for n in names]),
+        ):
+            for name, selection in zip(names, selections, strict=True):
+                try:
+                    tree = self._compose(selection).tree
+                except StackctlError:
+                    # A subset that does not compose is no explanation.
+                    continue
+                yield kind, f"{label} {name}", tree
+        for path, lock in self._locks:
+            label = f"composition {lock.composition} of {path}"
+            yield "composition", label, lock.content.tree
+
+    def trees(self) -> Iterable[Candidate]:
+        """Yield the trees, each once."""
+        seen: set[str] = set()
+        for kind, label, tree in self._states():
+            if tree in seen:
+                continue
+            seen.add(tree)
+            try:
+                entries = self._tree(tree)
+            except PinError:
+                continue
+            yield Candidate(kind, label, entries)
+
+    def touching(self, path: bytes) -> Sequence[Touch]:
+        """Return the patches that change a path, in order."""
+        whole = self._composition()
+        found = []
+        before = self._tree(whole.base.tree)
+        for step in whole.steps:
+            after = self._tree(step.tree)
+            if before.get(path) != after.get(path):
+                found.append(Touch(step.set, step.patch or ""))
+            before = after
+        return found

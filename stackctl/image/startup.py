@@ -1,0 +1,542 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs instead of or beside the tracked files although their bytes match.
+
+Everything found here is a warning with a stable code; none of it is evidence that the
+image was tampered with, and all of it decides what a process really executes.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from stackctl.image import bytecode as pyc
+from stackctl.image import documents
+from stackctl.image.compare import PACKAGE, Comparison, Root
+from stackctl.image.contents import Contents
+from stackctl.image.expectation import ExpectedTree
+from stackctl.image.rules import Allow, bytecode
+from stackctl.image.view import Node, View, show
+
+_PACKAGES_FOLDERS = (b"site-packages", b"dist-packages")
+_PYTHON_LIB = re.compile(rb"python3?(\.\d+)?t?")
+_PYTHON_BIN = re.compile(rb"python(3(\.\d+)?t?)?")
+_VENV_VERSION = re.compile(rb"(?m)^version(?:_info)?\s*=\s*(\d+\.\d+\.\d+)")
+_CUSTOMIZE = (b"sitecustomize", b"usercustomize")
+_ENVIRONMENT = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "PYTHONPYCACHEPREFIX",
+    "PYTHONPLATLIBDIR",
+    "PYTHONUSERBASE",
+    "PYTHONEXECUTABLE",
+    "LD_PRELOAD",
+    "LD_AUDIT",
+)
+_INIT = (b"__init__.py", b"__init__.pyc", b"__init__.so")
+_EXTENSION = re.compile(rb"(?P<stem>[^/.]+)(\.[^/]*)?\.(so|pyd)")
+_MANY = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Something to know beside the verdict.
+
+    Attributes:
+        code: Stable identifier.
+        message: One sentence.
+        paths: Paths in the image that it is about; at most a few.
+        count: How many there are in all.
+        strict: Whether `--strict` makes it a mismatch.
+        extra: Further members of its JSON.
+    """
+
+    code: str
+    message: str
+    paths: tuple[str, ...] = ()
+    count: int = 1
+    strict: bool = True
+    extra: Mapping[str, object] | None = None
+
+    def document(self) -> dict[str, object]:
+        """Return the warning as JSON."""
+        result: dict[str, object] = {"code": self.code, "message": self.message}
+        if self.paths:
+            result["paths"] = list(self.paths)
+        if self.count != 1:
+            result["count"] = self.count
+        result["strict"] = self.strict
+        result.update(self.extra or {})
+        return result
+
+
+def _about(
+    code: str, message: str, paths: Iterable[bytes], *, strict: bool = True
+) -> Iterator[Warn]:
+    shown = sorted({b"/" + path.lstrip(b"/") for path in paths})
+    if shown:
+        yield Warn(
+            code, message, tuple(map(show, shown[:_MANY])), len(shown), strict=strict
+        )
+
+
+def bytecode_warnings(
+    comparisons: Iterable[Comparison],
+    expected: ExpectedTree,
+    contents: Contents,
+    judged_source: Callable[[bytes], bytes | None],
+    version: Callable[[Comparison], str] = lambda _: "",
+) -> Iterator[Warn]:
+    """Yield what is to say about bytecode under the roots.
+
+    Args:
+        comparisons: The compared roots.
+        expected: Where the sources of tracked files come from.
+        contents: Where the bytecode comes from.
+        judged_source: Gives the source of an untracked file that is judged, by its
+            path in the image, or None.
+        version: Gives the Python release that a root states to be for, or nothing.
+    """
+    found: dict[str, list[bytes]] = {}
+    for comparison in comparisons:
+        stated = version(comparison)
+        other = bool(stated) and not same_release(stated)
+        _check_bytecode(comparison, expected, contents, judged_source, found, other)
+    messages = {
+        "bytecode-unchecked": "Python runs this bytecode whatever the source says",
+        "bytecode-foreign": "Python runs this bytecode, and it is not what the source "
+        "compiles to",
+        "bytecode-unverifiable": "Python may run this bytecode, and it cannot be "
+        "compared with its source here",
+        "bytecode-orphan": "this bytecode has no source beside it",
+    }
+    for code, message in messages.items():
+        yield from _about(code, message, found.get(code, ()))
+    yield from _about(
+        "bytecode-stale",
+        "Python passes over this bytecode, whose header does not fit the source",
+        found.get("stale", ()),
+        strict=False,
+    )
+
+
+def _check_bytecode(
+    comparison: Comparison,
+    expected: ExpectedTree,
+    contents: Contents,
+    judged_source: Callable[[bytes], bytes | None],
+    found: dict[str, list[bytes]],
+    other_release: bool,
+) -> None:
+    root = comparison.real_path + b"/" if comparison.real_path else b""
+    wanted = expected.subtree(comparison.root.tree)
+    pending: list[tuple[bytes, bytes, Node, int]] = []
+    for path, node in comparison.bytecode.items():
+        place = bytecode(path)
+        if place is None:
+            continue
+        source = comparison.nodes.get(place.source)
+        if source is None:
+            found.setdefault("bytecode-orphan", []).append(root + path)
+            continue
+        header = pyc.read_header(node.head)
+        comparable = (
+            header is not None
+            and header.magic == pyc.MAGIC
+            and place.level in ("", "1", "2")
+        )
+        text: bytes | None = None
+        if comparable or (header is not None and header.hashed):
+            if place.source in comparison.tracked and source.kind == "f":
+                text = expected.read(wanted[place.source][1])
+            else:
+                text = judged_source(root + place.source)
+        use = pyc.usage(header, source.mtime, source.size, text)
+        if use == pyc.UNCHECKED:
+            found.setdefault("bytecode-unchecked", []).append(root + path)
+        elif use in (pyc.STALE, pyc.BROKEN):
+            found.setdefault("stale", []).append(root + path)
+            continue
+        if not comparable or text is None:
+            if use != pyc.UNCHECKED:
+                found.setdefault("bytecode-unverifiable", []).append(root + path)
+            continue
+        pending.append((path, text, node, int(place.level or 0)))
+    by_path = {root + path: (text, level) for path, text, _, level in pending}
+    nodes = [(root + path, node) for path, _, node, _ in pending]
+    for where, body in contents.fetch(nodes):
+        text, level = by_path.pop(where)
+        outcome = pyc.compare_code(body, text, show(where), level)
+        if outcome == pyc.INSTRUCTIONS and other_release:
+            found.setdefault("bytecode-unverifiable", []).append(where)
+        elif outcome != pyc.SAME:
+            found.setdefault("bytecode-foreign", []).append(where)
+    for where in by_path:
+        found.setdefault("bytecode-unverifiable", []).append(where)
+
+
+def same_release(stated: str) -> bool:
+    """Whether a stated version is that of the Python that runs this."""
+    own = sys.version_info[:3]
+    return stated.split(".")[:3] == [str(number) for number in own]
+
+
+def stated_version(
+    view: View,
+    comparison: Comparison,
+    contents: Contents,
+    config: documents.Object | None,
+) -> str:
+    """Return the Python release that an image states for a root, or nothing.
+
+    It is only used to choose between two warnings, so it need not be true.
+    """
+    parts = comparison.real_path.split(b"/")
+    for depth in range(len(parts) - 1, 0, -1):
+        path = b"/".join([*parts[:depth], b"pyvenv.cfg"])
+        node = view.lookup(path).node
+        if node is not None and node.kind == "f":
+            data = dict(contents.fetch([(path, node)])).get(path, b"")
+            matched = _VENV_VERSION.search(data)
+            if matched:
+                return matched[1].decode("ascii")
+    run = config.get("config") if config else None
+    for item in documents.as_list(
+        run.get("Env") if isinstance(run, dict) else None, "config Env"
+    ):
+        name, _, value = str(item).partition("=")
+        if name == "PYTHON_VERSION":
+            return value
+    return ""
+
+
+def shadow_warnings(comparisons: Iterable[Comparison]) -> Iterator[Warn]:
+    """Yield modules that Python finds before a tracked one of the same name.
+
+    In one folder it takes a package first, then an extension module, then a source.
+    """
+    shadows: list[bytes] = []
+    for comparison in comparisons:
+        base = comparison.real_path + b"/" if comparison.real_path else b""
+        modules = {path[:-3] for path in comparison.tracked if path.endswith(b".py")}
+        for path in comparison.nodes:
+            if path in comparison.tracked:
+                continue
+            folder, slash, name = path.rpartition(b"/")
+            matched = _EXTENSION.fullmatch(name)
+            if matched and folder + slash + matched["stem"] in modules:
+                shadows.append(base + path)
+            init = name.partition(b".")[0] == b"__init__"
+            if init and folder and folder in modules:
+                shadows.append(base + path)
+    yield from _about(
+        "shadowed-module",
+        "Python imports this in place of the tracked source of the same name",
+        shadows,
+    )
+
+
+class Startup:
+    """Looks at what Python reads before it reaches the tracked files.
+
+    Args:
+        view: The image.
+        comparisons: The compared roots.
+        contents: Where small files come from.
+        config: The image config, if there is one.
+        allow: Files of which nobody needs to hear.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        comparisons: list[Comparison],
+        contents: Contents,
+        config: documents.Object | None,
+        allow: tuple[Allow, ...],
+    ) -> None:
+        self._view = view
+        self._comparisons = comparisons
+        self._contents = contents
+        self._allow = allow
+        inner = config.get("config") if config else None
+        self._run = inner if isinstance(inner, dict) else {}
+        self._roots = {c.real_path for c in comparisons}
+        self._packages: dict[bytes, Node] = {}
+        self._libraries: dict[bytes, Node] = {}
+        for path, node in view.walk(view.root):
+            if node.kind == "d":
+                name = path.rpartition(b"/")[2]
+                if name in _PACKAGES_FOLDERS:
+                    self._packages[path] = node
+                elif _PYTHON_LIB.fullmatch(name) or name == b"lib-dynload":
+                    self._libraries[path] = node
+        # A package root tells where its siblings are, whatever that folder is called.
+        for comparison in comparisons:
+            if comparison.root.kind == PACKAGE:
+                parent = comparison.real_path.rpartition(b"/")[0]
+                found = view.lookup(parent).node
+                if found is not None and found.kind == "d":
+                    self._packages.setdefault(parent, found)
+
+    def warnings(self) -> Iterator[Warn]:
+        """Yield everything there is to say."""
+        yield from self._config()
+        yield from self._customize()
+        extra_paths: list[bytes] = []
+        yield from self._pth(extra_paths)
+        yield from self._copies(extra_paths)
+        yield from self._editable()
+
+    def _quiet(self, paths: Iterable[bytes]) -> list[bytes]:
+        return [
+            path
+            for path in paths
+            if not any(
+                not rule.sha256 and rule.covers(b"/" + path) for rule in self._allow
+            )
+        ]
+
+    def _config(self) -> Iterator[Warn]:
+        run = self._run
+        environment = {}
+        for item in documents.as_list(run.get("Env"), "config Env"):
+            name, _, value = documents.as_text(item, "config Env").partition("=")
+            environment[name] = value
+        for name in _ENVIRONMENT:
+            if environment.get(name):
+                code = "pythonpath" if name == "PYTHONPATH" else "environment"
+                yield Warn(
+                    code,
+                    f"the config sets {name}, which changes what is loaded",
+                    extra={"name": name, "value": environment[name][:500]},
+                )
+        entrypoint = run.get("Entrypoint")
+        if entrypoint:
+            yield Warn(
+                "entrypoint",
+                "the config sets an entrypoint, which runs before anything that was "
+                "compared",
+                extra={"value": entrypoint},
+            )
+        volumes = run.get("Volumes")
+        if isinstance(volumes, dict):
+            for volume in sorted(volumes):
+                if self._covers_root(volume.encode("utf-8", "surrogateescape")):
+                    yield Warn(
+                        "volume-over-root",
+                        f"the config declares the volume {volume!r}: what is mounted "
+                        "there at run time hides what was compared",
+                        (volume,),
+                    )
+
+    def _covers_root(self, volume: bytes) -> bool:
+        real = self._view.lookup(volume).path
+        for comparison in self._comparisons:
+            literal = comparison.root.path.strip("/").encode("utf-8", "surrogateescape")
+            for root in (comparison.real_path, literal):
+                for path in (real, volume.strip(b"/")):
+                    inside = below(root, path) or below(path, root)
+                    if inside:
+                        return True
+        return False
+
+    def _customize(self) -> Iterator[Warn]:
+        found = []
+        for path, node in [*self._packages.items(), *self._libraries.items()]:
+            for name, child in (node.children or {}).items():
+                stem = name.partition(b".")[0]
+                if stem in _CUSTOMIZE and (child.kind != "d" or _has_init(child)):
+                    found.append(path + b"/" + name)
+        yield from _about(
+            "sitecustomize",
+            "Python imports this at every start, before anything else",
+            self._quiet(found),
+        )
+
+    def _pth(self, extra_paths: list[bytes]) -> Iterator[Warn]:
+        files: list[tuple[bytes, Node]] = []
+        for path, node in self._packages.items():
+            for name, child in (node.children or {}).items():
+                if name.endswith(b".pth") and child.kind in "fl":
+                    target = self._view.lookup(path + b"/" + name).node
+                    if target is not None and target.kind == "f":
+                        files.append((path + b"/" + name, target))
+        texts = dict(self._contents.fetch(files))
+        code_lines: list[bytes] = []
+        for path, _ in files:
+            data = texts.get(path)
+            active = []
+            for line in (data or b"").splitlines():
+                text = line.strip()
+                if text and not text.startswith(b"#"):
+                    active.append(text)
+                    if not line.startswith((b"import ", b"import\t")):
+                        folder = path.rpartition(b"/")[0]
+                        extra_paths.append(
+                            text if text.startswith(b"/") else folder + b"/" + text
+                        )
+            if active or data is None:
+                code_lines.append(path)
+        yield from _about(
+            "pth-file",
+            "Python reads this at every start: it runs code or adds to the path",
+            self._quiet(code_lines),
+        )
+
+    def _copies(self, extra_paths: list[bytes]) -> Iterator[Warn]:
+        names = {
+            comparison.root.tree.split("/")[0].encode()
+            for comparison in self._comparisons
+            if comparison.root.kind == PACKAGE
+        }
+        if not names:
+            for comparison in self._comparisons:
+                names |= {
+                    path.split(b"/")[0]
+                    for path in comparison.tracked
+                    if path.count(b"/") == 1 and path.endswith(b"/__init__.py")
+                }
+            names -= {b"tests", b"test", b"docs", b"examples", b"benchmarks"}
+        places = dict(self._packages)
+        places.update(self._libraries)
+        for item in documents.as_list(self._run.get("Env"), "config Env"):
+            variable, _, value = str(item).partition("=")
+            if variable == "PYTHONPATH":
+                extra_paths += [part.encode() for part in value.split(":") if part]
+        working = documents.as_text(self._run.get("WorkingDir"), "config WorkingDir")
+        if working:
+            extra_paths.append(working.encode())
+        for extra in extra_paths:
+            found = self._view.lookup(extra)
+            if found.node is not None and found.node.kind == "d":
+                places[found.path] = found.node
+        copies: list[bytes] = []
+        distributions: dict[bytes, list[bytes]] = {}
+        for place, node in places.items():
+            for name, child in (node.children or {}).items():
+                path = place + b"/" + name if place else name
+                if name in names and self._is_other_copy(path):
+                    copies.append(path)
+                module = name.endswith((b".py", b".so", b".pyc", b".egg"))
+                if module and child.kind != "d" and name.partition(b".")[0] in names:
+                    copies.append(path)
+                if name.endswith((b".dist-info", b".egg-info")):
+                    key = re.split(rb"-\d", name)[0].replace(b".", b"_").lower()
+                    if key in names:
+                        distributions.setdefault(key, []).append(path)
+        yield from _about(
+            "second-copy",
+            "a second copy that Python may import in place of the compared one",
+            self._quiet(copies),
+        )
+        for paths in distributions.values():
+            if len(paths) > 1:
+                yield from _about(
+                    "second-distribution",
+                    "the package is installed more than once",
+                    self._quiet(paths),
+                )
+
+    def _is_other_copy(self, path: bytes) -> bool:
+        real = self._view.lookup(path)
+        return (
+            real.node is not None
+            and real.node.kind == "d"
+            and _has_init(real.node)
+            and not self._is_compared(real.path)
+        )
+
+    def _is_compared(self, path: bytes) -> bool:
+        for comparison in self._comparisons:
+            if path == comparison.real_path and comparison.root.kind == PACKAGE:
+                return True
+            if comparison.root.kind != PACKAGE and below(path, comparison.real_path):
+                return True
+        return False
+
+    def _editable(self) -> Iterator[Warn]:
+        found: list[bytes] = []
+        urls: list[tuple[bytes, Node]] = []
+        for path, node in self._packages.items():
+            for name, child in (node.children or {}).items():
+                if (
+                    name.startswith(b"__editable__")
+                    or name.endswith(b".egg-link")
+                    or name.startswith(b"__editable___")
+                ):
+                    found.append(path + b"/" + name)
+                elif name.endswith(b".dist-info") and child.children is not None:
+                    url = child.children.get(b"direct_url.json")
+                    if url is not None and url.kind == "f":
+                        urls.append((path + b"/" + name + b"/direct_url.json", url))
+        for path, data in self._contents.fetch(urls):
+            try:
+                document = json.loads(data)
+                if document["dir_info"]["editable"] is True:
+                    found.append(path)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+        yield from _about(
+            "editable-install",
+            "a package is installed as a pointer to another folder",
+            self._quiet(found),
+        )
+
+
+def below(path: bytes, folder: bytes) -> bool:
+    """Whether a path is a folder or something in it; the root holds everything."""
+    return not folder or path == folder or path.startswith(folder + b"/")
+
+
+def _has_init(node: Node) -> bool:
+    return any(name.partition(b".")[0] == b"__init__" for name in (node.children or {}))
+
+
+def startup_paths(view: View, roots: Iterable[Root]) -> tuple[set[bytes], set[bytes]]:
+    """Return the paths that decide how Python starts for some roots.
+
+    Returns:
+        Paths that count by themselves, and folders whose direct contents count.
+    """
+    exact: set[bytes] = set()
+    folders: set[bytes] = set()
+    for root in roots:
+        real = view.lookup(root.path.encode("utf-8", "surrogateescape")).path
+        packages = real.rpartition(b"/")[0]
+        if root.kind != PACKAGE:
+            continue
+        folders.add(packages)
+        parts = packages.split(b"/")
+        if len(parts) < 3 or parts[-1] not in _PACKAGES_FOLDERS:
+            continue
+        prefix = b"/".join(parts[:-3])
+        library = b"/".join(parts[:-1])
+        folders.add(library)
+        exact.add(prefix + b"/pyvenv.cfg" if prefix else b"pyvenv.cfg")
+        for name in _interpreters(view, prefix):
+            exact.update(view.lookup(name).visited)
+    return exact, folders
+
+
+def _interpreters(view: View, prefix: bytes) -> Iterator[bytes]:
+    folder = view.lookup(prefix + b"/bin")
+    if folder.node is not None:
+        for name in folder.node.children or {}:
+            if _PYTHON_BIN.fullmatch(name):
+                yield prefix + b"/bin/" + name
+
+
+def is_startup_name(path: bytes) -> bool:
+    """Whether a path decides how Python starts, wherever it is."""
+    folder, _, name = path.rpartition(b"/")
+    parent = folder.rpartition(b"/")[2]
+    if parent in _PACKAGES_FOLDERS and (
+        name.endswith(b".pth") or name.partition(b".")[0] in _CUSTOMIZE
+    ):
+        return True
+    if name in _PACKAGES_FOLDERS or name == b"pyvenv.cfg":
+        return True
+    return parent == b"bin" and bool(_PYTHON_BIN.fullmatch(name))

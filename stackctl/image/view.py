@@ -1,0 +1,570 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file tree that a runtime makes of an image's layers.
+
+Layers are applied in order to a tree of nodes in memory. Where all common runtimes
+agree on the outcome, the outcome is theirs. Where they do not, the tree holds one of
+the outcomes and a *doubt* records the paths whose content depends on who reads the
+image; whether that matters is decided by who knows the roots.
+
+Two families of runtimes read layers. *Merging* ones (containerd's and Docker's overlay
+drivers, podman, buildah) unpack each layer into a folder of its own, blind to what is
+below, and let the kernel merge the folders. *Unpacking* ones (umoci, the vfs and native
+drivers) apply every layer to the same folder. Most doubts are a layer whose meaning
+changes with what its reader can see.
+
+The rules, within one layer, in the order of its entries:
+
+- Parents are resolved through symlinks, clamped at the root; a missing one is made.
+- A later entry replaces an earlier one of its name, except that a folder entry on a
+  folder keeps what is in it.
+- A hard link shares the file that its target names at that moment. Replacing the target
+  later does not change it.
+- `.wh.NAME` removes NAME of lower layers, whatever its own type; `.wh..wh..opq` removes
+  everything of lower layers from its folder and leaves what its own layer puts there,
+  before or after it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from stackctl.image.errors import ImageFormatError
+from stackctl.image.layers import LayerEntry, clean_path
+
+#: Symlinks followed in one lookup; the kernel's limit.
+MAX_SYMLINKS = 40
+
+_WHITEOUT = b".wh."
+_OPAQUE = b".wh..wh..opq"
+_PLINK = b".wh..wh.plnk"
+
+
+class Node:
+    """A file, folder, symlink or special file.
+
+    Attributes:
+        kind: `f` file, `d` folder, `l` symlink, `o` anything else.
+        mode: Permission bits.
+        size: Content size in bytes.
+        mtime: Seconds since 1970.
+        oid: Git blob id of the content or link target.
+        sha256: SHA-256 of the content, if it was computed.
+        link: Target of a symlink.
+        layer: The last layer that touched it.
+        first: The layer that made it.
+        ref: Where its content is: `(layer, ordinal)`.
+        head: First bytes of a bytecode file.
+        entry: The layer entry, if its content was kept.
+        children: What a folder holds.
+        names: All names of a file with hard links, the first being the source.
+    """
+
+    __slots__ = (
+        "children",
+        "entry",
+        "first",
+        "head",
+        "kind",
+        "layer",
+        "link",
+        "mode",
+        "mtime",
+        "names",
+        "oid",
+        "ref",
+        "sha256",
+        "size",
+    )
+
+    def __init__(self, kind: str, layer: int = 0, mode: int = 0o755) -> None:
+        self.kind = kind
+        self.mode = mode
+        self.size = 0
+        self.mtime = 0
+        self.oid: bytes | None = None
+        self.sha256: bytes | None = None
+        self.link = b""
+        self.layer = layer
+        self.first = layer
+        self.ref: tuple[int, int] | None = None
+        self.head = b""
+        self.entry: LayerEntry | None = None
+        self.children: dict[bytes, Node] | None = {} if kind == "d" else None
+        self.names: list[bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Paths on whose content the common runtimes disagree.
+
+    Attributes:
+        code: Stable identifier of the cause.
+        layer: Position of the layer, 0 being the lowest.
+        paths: The paths concerned, with everything below them.
+        merging: What runtimes with an overlay driver see.
+        unpacking: What runtimes see that apply layers to one folder.
+        modes_only: Only permission bits are in doubt.
+    """
+
+    code: str
+    layer: int
+    paths: tuple[bytes, ...]
+    merging: str
+    unpacking: str
+    modes_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The end of a path.
+
+    Attributes:
+        node: What is there, or None.
+        path: Where it really is, symlinks resolved.
+        visited: Every path that was looked at on the way, the last included.
+    """
+
+    node: Node | None
+    path: bytes
+    visited: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class View:
+    """A file tree with the doubts about it.
+
+    Attributes:
+        root: The root folder.
+        doubts: Where runtimes disagree.
+        duplicates: Paths that one layer holds more than once.
+    """
+
+    root: Node = field(default_factory=lambda: Node("d"))
+    doubts: list[Doubt] = field(default_factory=list)
+    duplicates: list[bytes] = field(default_factory=list)
+
+    def lookup(self, path: bytes, *, follow: bool = True) -> Lookup:
+        """Resolve a path inside the root, clamped at it.
+
+        Args:
+            path: Absolute or relative to the root.
+            follow: Whether to follow a symlink at the end.
+        """
+        pending = [part for part in reversed(path.split(b"/")) if part]
+        stack: list[tuple[bytes, Node]] = []
+        node = self.root
+        visited: list[bytes] = []
+        links = 0
+        while pending:
+            part = pending.pop()
+            if part == b".":
+                continue
+            if part == b"..":
+                if stack:
+                    stack.pop()
+                node = stack[-1][1] if stack else self.root
+                continue
+            here = _join(stack, part)
+            visited.append(here)
+            child = node.children.get(part) if node.children is not None else None
+            if child is None:
+                rest = [p for p in reversed(pending) if p not in (b".", b"..")]
+                return Lookup(None, b"/".join([here, *rest]), tuple(visited))
+            if child.kind == "l" and (pending or follow):
+                links += 1
+                if links > MAX_SYMLINKS:
+                    return Lookup(None, here, tuple(visited))
+                if child.link.startswith(b"/"):
+                    stack.clear()
+                    node = self.root
+                pending += [p for p in reversed(child.link.split(b"/")) if p]
+                continue
+            stack.append((part, child))
+            node = child
+        return Lookup(node, _join(stack), tuple(visited))
+
+    def walk(self, node: Node, prefix: bytes = b"") -> Iterator[tuple[bytes, Node]]:
+        """Yield everything below a folder as relative path and node, sorted."""
+        stack = [(prefix, node)]
+        while stack:
+            at, folder = stack.pop()
+            below: list[tuple[bytes, Node]] = []
+            for name, child in sorted((folder.children or {}).items()):
+                path = at + b"/" + name if at else name
+                yield path, child
+                if child.kind == "d":
+                    below.append((path, child))
+            stack.extend(reversed(below))
+
+
+def _join(stack: list[tuple[bytes, Node]], *more: bytes) -> bytes:
+    return b"/".join([name for name, _ in stack] + list(more))
+
+
+def show(path: bytes) -> str:
+    """Return a path as text for messages and JSON."""
+    return path.decode("utf-8", "backslashreplace")
+
+
+class Applier:
+    """Applies layers to a view, lowest first.
+
+    Args:
+        view: The tree to change.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        self._layer = -1
+        self._last: tuple[bytes, Node, bytes] | None = None
+        self._whiteouts: set[bytes] = set()
+        self._hidden: set[bytes] = set()
+        self._doubted: set[tuple[str, tuple[bytes, ...]]] = set()
+
+    def apply(self, entries: Iterable[LayerEntry]) -> None:
+        """Apply the next layer.
+
+        Raises:
+            ImageFormatError: No runtime can apply it.
+        """
+        self._layer += 1
+        self._last = None
+        self._whiteouts.clear()
+        self._hidden.clear()
+        for entry in entries:
+            self._apply(entry)
+
+    def _apply(self, entry: LayerEntry) -> None:
+        if entry.type == "g":
+            if entry.name and self.view.lookup(entry.name, follow=False).node:
+                self._doubt(
+                    "global-header-name",
+                    [entry.name],
+                    "a global header named like a file removes it in Docker and podman",
+                    "containerd leaves the file alone",
+                )
+            return
+        if not entry.name:
+            if entry.type != "5":
+                self._refuse(
+                    "entry-is-root", entry, "is not a folder but names the root"
+                )
+            self._check_types(entry, b"")
+            return
+        head, _, base = entry.name.rpartition(b"/")
+        parent, at = self._parent(head, entry)
+        path = at + b"/" + base if at else base
+        if base.startswith(_WHITEOUT):
+            self._last = None
+            self._whiteout(parent, at, base, entry)
+            return
+        self._check_types(entry, path)
+        assert parent.children is not None
+        existing = parent.children.get(base)
+        if entry.type == "5":
+            self._folder(parent, base, path, existing, entry)
+            return
+        if existing is not None:
+            self._last = None
+            if existing.kind == "d" and existing.first < self._layer:
+                self._hidden.add(path)
+            if existing.layer == self._layer:
+                self.view.duplicates.append(path)
+        if entry.type == "1":
+            if existing is not None:
+                # Runtimes remove what has the name before they look for the target.
+                del parent.children[base]
+            parent.children[base] = self._hard_link(entry, path)
+        else:
+            parent.children[base] = self._new(entry)
+
+    def _check_types(self, entry: LayerEntry, path: bytes) -> None:
+        if entry.type not in "0123456":
+            self._refuse("entry-type", entry, f"has the type {entry.type!r}")
+        if entry.overlay:
+            self._doubt(
+                "overlay-marker",
+                [path],
+                f"{entry.overlay} hides or redirects what lower layers have there",
+                "it is an ordinary attribute or device",
+            )
+
+    def _new(self, entry: LayerEntry) -> Node:
+        kind = {"0": "f", "2": "l"}.get(entry.type, "o")
+        node = Node(kind, self._layer, entry.mode)
+        node.size = entry.size
+        node.mtime = entry.mtime
+        node.oid = entry.oid
+        node.sha256 = entry.sha256
+        node.ref = (self._layer, entry.ordinal)
+        node.head = entry.head
+        if entry.type == "2":
+            node.link = entry.link
+        if entry.kept is not None:
+            node.entry = entry
+        return node
+
+    def _folder(
+        self,
+        parent: Node,
+        base: bytes,
+        path: bytes,
+        existing: Node | None,
+        entry: LayerEntry,
+    ) -> None:
+        assert parent.children is not None
+        self._touch_folder(path)
+        if existing is not None and existing.kind == "d":
+            existing.layer = self._layer
+            existing.mode = entry.mode
+            return
+        if path in self._hidden:
+            self._doubt(
+                "folder-after-file",
+                [path],
+                "the folder merges with the one of lower layers",
+                "the file removed the folder of lower layers",
+            )
+        self._last = None
+        parent.children[base] = Node("d", self._layer, entry.mode)
+
+    def _touch_folder(self, path: bytes) -> None:
+        if path in self._whiteouts:
+            self._doubt_whiteout_folder(path)
+
+    def _doubt_whiteout_folder(self, path: bytes) -> None:
+        self._doubt(
+            "whiteout-and-folder",
+            [path],
+            "the whiteout is lost or the layer refused: lower files show through",
+            "the whiteout removes what is there at its place in the layer",
+        )
+
+    def _parent(self, head: bytes, entry: LayerEntry) -> tuple[Node, bytes]:
+        """Return the folder that an entry goes into, made if missing."""
+        if not head:
+            return self.view.root, b""
+        if self._last is not None and self._last[0] == head:
+            return self._last[1], self._last[2]
+        self._last = None
+        pending = head.split(b"/")
+        pending.reverse()
+        stack: list[tuple[bytes, Node]] = []
+        node = self.view.root
+        at = b""
+        links = 0
+        foreign: list[bytes] = []
+        dangling = False
+        while pending:
+            part = pending.pop()
+            if part == b"..":
+                if stack:
+                    stack.pop()
+                node = stack[-1][1] if stack else self.view.root
+                at = _join(stack)
+                continue
+            if part in (b"", b"."):
+                continue
+            here = at + b"/" + part if at else part
+            children = node.children
+            assert children is not None
+            child = children.get(part)
+            if child is not None and child.kind == "l":
+                links += 1
+                if links > MAX_SYMLINKS:
+                    self._refuse("symlink-loop", entry, "lies behind a symlink loop")
+                if child.layer != self._layer:
+                    foreign.append(here)
+                if child.link.startswith(b"/"):
+                    stack.clear()
+                    node = self.view.root
+                    at = b""
+                pending += [p for p in reversed(child.link.split(b"/")) if p]
+                continue
+            if child is None:
+                dangling = dangling or links > 0
+                child = Node("d", self._layer)
+                children[part] = child
+                self._touch_folder(here)
+            elif child.kind == "d":
+                child.layer = self._layer
+                if self._whiteouts:
+                    self._touch_folder(here)
+            else:
+                if child.layer == self._layer:
+                    self._refuse("entry-under-file", entry, "lies below a file")
+                self._doubt(
+                    "parent-not-folder",
+                    [here],
+                    "a folder takes the place of the lower file",
+                    "the layer is refused",
+                )
+                child = Node("d", self._layer)
+                children[part] = child
+            stack.append((part, child))
+            node = child
+            at = here
+        if foreign:
+            self._doubt(
+                "parent-symlink",
+                [*foreign, at + b"/" + entry.name.rpartition(b"/")[2]],
+                "a new folder takes the place of the lower layer's symlink",
+                "the lower layer's symlink is followed",
+            )
+        elif dangling:
+            self._doubt(
+                "parent-dangling",
+                [at],
+                "Docker and podman refuse an entry behind a dangling symlink",
+                "containerd and umoci make the missing folder",
+            )
+        elif not links:
+            # Neighbours in an archive mostly lie in one folder.
+            self._last = (head, node, at)
+        return node, at
+
+    def _whiteout(
+        self, parent: Node, at: bytes, base: bytes, entry: LayerEntry
+    ) -> None:
+        assert parent.children is not None
+        if base == _OPAQUE:
+            removed = self._clear(parent)
+            if parent is self.view.root and removed:
+                self._doubt(
+                    "opaque-root",
+                    [b""],
+                    "an opaque marker on the root is not looked at",
+                    "all lower layers are removed",
+                )
+            return
+        name = base[len(_WHITEOUT) :]
+        if name in (b"", b".", b".."):
+            self._doubt(
+                "bad-whiteout",
+                [at],
+                "containerd refuses the layer",
+                "others remove the folder that holds the whiteout",
+            )
+            return
+        path = at + b"/" + name if at else name
+        self._whiteouts.add(path)
+        node = parent.children.get(name)
+        if node is None:
+            return
+        if node.layer != self._layer:
+            del parent.children[name]
+        elif node.kind == "d":
+            self._doubt_whiteout_folder(path)
+        else:
+            self._doubt(
+                "whiteout-after-file",
+                [path],
+                "the whiteout is an error, or removes the file of its own layer",
+                "the file of the same layer stays",
+            )
+
+    def _clear(self, top: Node) -> bool:
+        removed = False
+        stack = [top]
+        while stack:
+            folder = stack.pop()
+            assert folder.children is not None
+            for name, child in list(folder.children.items()):
+                if child.layer != self._layer:
+                    del folder.children[name]
+                    removed = True
+                elif child.kind == "d":
+                    child.first = self._layer
+                    stack.append(child)
+        return removed
+
+    def _hard_link(self, entry: LayerEntry, path: bytes) -> Node:
+        target = clean_path(entry.link)
+        if target.startswith(_PLINK):
+            self._doubt(
+                "hardlink-aufs",
+                [path],
+                "the link leads to an ordinary file of that name",
+                "the vfs drivers of Docker and podman lose the file",
+            )
+        found = self.view.lookup(target, follow=False)
+        if b".." in entry.link.split(b"/"):
+            literal = self.view.lookup(entry.link, follow=False)
+            if literal.node is not found.node:
+                self._doubt(
+                    "hardlink-dotdot",
+                    [path],
+                    "Docker and podman drop '..' before they follow symlinks",
+                    "containerd follows symlinks first",
+                )
+        node = found.node
+        if node is None:
+            self._refuse(
+                "hardlink-missing",
+                entry,
+                f"links to {show(target)!r}, which is missing",
+            )
+        if node.kind == "d":
+            self._refuse(
+                "hardlink-folder",
+                entry,
+                f"is a hard link to the folder {show(target)!r}",
+            )
+        crossed = [step for step in found.visited[:-1] if self._is_lower_link(step)]
+        if crossed:
+            self._doubt(
+                "hardlink-symlink",
+                [path, *crossed],
+                "the layer is refused: its own files have no such name",
+                "the link goes through a lower layer's symlink",
+            )
+        if node.layer != self._layer:
+            self._doubt(
+                "hardlink-lower-layer",
+                [path, found.path],
+                "the layer is refused: the target is not in the same layer",
+                "the lower layer's file gets a second name",
+            )
+        if node.kind == "f" and (node.mode ^ entry.mode) & 0o100:
+            self._doubt(
+                "hardlink-mode",
+                [path, found.path],
+                "Docker and podman give the file the mode of the link's header",
+                "containerd keeps the mode of the file's own header",
+                modes_only=True,
+            )
+        node.mtime = entry.mtime
+        if node.names is None:
+            node.names = [found.path]
+        node.names.append(path)
+        return node
+
+    def _is_lower_link(self, path: bytes) -> bool:
+        node = self.view.lookup(path, follow=False).node
+        return node is not None and node.kind == "l" and node.layer != self._layer
+
+    def _doubt(
+        self,
+        code: str,
+        paths: list[bytes],
+        merging: str,
+        unpacking: str,
+        *,
+        modes_only: bool = False,
+    ) -> None:
+        key = (code, tuple(paths))
+        if key in self._doubted:
+            return
+        self._doubted.add(key)
+        self.view.doubts.append(
+            Doubt(code, self._layer, tuple(paths), merging, unpacking, modes_only)
+        )
+
+    def _refuse(self, code: str, entry: LayerEntry, what: str) -> NoReturn:
+        raise ImageFormatError(
+            f"layer {self._layer}: the entry {show(entry.name)!r} {what}; runtimes "
+            "refuse it or lose a file",
+            kind=code,
+            hint="build the image again with an unmodified tool",
+            where={"layer": self._layer, "path": show(entry.name)},
+        )

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wheel: what an installer makes of it, hashed from its members.
+
+`RECORD` is not looked at: whoever changes a wheel or an installation writes it too.
+What counts is the digest of the wheel file, and then the bytes of its members.
+"""
+
+import hashlib
+import stat
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from stackctl.image import inflate as deflated
+from stackctl.image.blobs import CHUNK
+from stackctl.image.compare import Pinned
+from stackctl.image.errors import (
+    AmbiguousImageError,
+    DigestError,
+    ImageFormatError,
+    LimitError,
+)
+from stackctl.image.layers import SHA256_UP_TO, clean_path
+from stackctl.image.layout import read_file
+from stackctl.image.limits import Limits
+from stackctl.image.view import Node, View, show
+
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+
+
+class Wheel:
+    """A wheel file.
+
+    Args:
+        path: The file.
+        limits: Bounds of its members.
+        sha256: What the file must hash to, if it is pinned.
+
+    Raises:
+        DigestError: It hashes to something else.
+        ImageFormatError: It is no wheel.
+        AmbiguousImageError: Installers would read different things in it.
+    """
+
+    def __init__(self, path: Path, limits: Limits, sha256: str = "") -> None:
+        self._path = path
+        self._limits = limits
+        if sha256:
+            digest = hashlib.sha256()
+            for chunk in read_file(path):
+                digest.update(chunk)
+            if digest.hexdigest() != sha256:
+                raise DigestError(
+                    f"{path} hashes to {digest.hexdigest()}, not to {sha256}",
+                    kind="wheel-digest",
+                    hint="get the wheel that the series pins",
+                    where={"file": str(path)},
+                )
+        try:
+            with zipfile.ZipFile(path) as archive:
+                infos = archive.infolist()
+        except FileNotFoundError:
+            raise ImageFormatError(
+                f"{path} does not exist", kind="not-a-wheel", where={"file": str(path)}
+            ) from None
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
+            raise ImageFormatError(
+                f"{path} is no wheel: {exc}",
+                kind="not-a-wheel",
+                hint="expected a .whl file",
+                where={"file": str(path)},
+            ) from None
+        if len(infos) > limits.entries:
+            raise LimitError(
+                f"{path} has more than {limits.entries} members", kind="limit-entries"
+            )
+        self._members: dict[bytes, zipfile.ZipInfo] = {}
+        for info in infos:
+            name = self._installed(info)
+            if name is None:
+                continue
+            if name in self._members:
+                raise AmbiguousImageError(
+                    f"{path} has {show(name)!r} twice: installers take either",
+                    kind="ambiguous-member",
+                    hint="build the wheel again",
+                    where={"file": str(path), "member": show(name)},
+                )
+            self._members[name] = info
+
+    def _installed(self, info: zipfile.ZipInfo) -> bytes | None:
+        """Return where a member goes below site-packages, or None if nowhere."""
+        raw = info.orig_filename.encode("utf-8", "surrogateescape")
+        name = clean_path(raw)
+        if (
+            b".." in raw.split(b"/")
+            or raw.startswith(b"/")
+            or b"\0" in raw
+            or b"\\" in raw
+        ):
+            raise ImageFormatError(
+                f"{self._path} has the member {show(raw)!r}, which leaves its folder",
+                kind="bad-wheel",
+                hint="this is no wheel that a build tool writes",
+                where={"file": str(self._path)},
+            )
+        if info.is_dir():
+            return None
+        if info.flag_bits & 1 or info.compress_type not in (
+            zipfile.ZIP_STORED,
+            zipfile.ZIP_DEFLATED,
+        ):
+            raise ImageFormatError(
+                f"{self._path} has the member {show(raw)!r} encrypted or compressed in "
+                "an unknown way",
+                kind="bad-wheel",
+                where={"file": str(self._path)},
+            )
+        parts = name.split(b"/")
+        if parts[0].endswith(b".data"):
+            if len(parts) > 2 and parts[1] in (b"purelib", b"platlib"):
+                return b"/".join(parts[2:])
+            return None
+        return name
+
+    def _open(self, stream: BinaryIO, info: zipfile.ZipInfo) -> Iterator[bytes]:
+        if info.header_offset < 0:
+            raise self._damaged(info)
+        stream.seek(info.header_offset)
+        raw = stream.read(_LOCAL_HEADER.size)
+        if len(raw) != _LOCAL_HEADER.size:
+            raise self._damaged(info)
+        magic, *_, name_size, extra_size = _LOCAL_HEADER.unpack(raw)
+        name = stream.read(name_size)
+        if magic != b"PK\3\4":
+            raise self._damaged(info)
+        encoding = "utf-8" if info.flag_bits & 0x800 else "cp437"
+        if name != info.orig_filename.encode(encoding, "replace"):
+            raise AmbiguousImageError(
+                f"{self._path} calls a member {info.orig_filename!r} in its directory "
+                f"and {show(name)!r} in place: pip reads one, uv may read the other",
+                kind="ambiguous-member",
+                hint="build the wheel again",
+                where={"file": str(self._path)},
+            )
+        stream.seek(extra_size, 1)
+        left = info.compress_size
+        inflate = None
+        if info.compress_type == zipfile.ZIP_DEFLATED:
+            inflate = deflated.decompressor(deflated.RAW)
+        produced = 0
+        crc = 0
+        while left:
+            data = stream.read(min(left, CHUNK // 4))
+            if not data:
+                raise self._damaged(info)
+            left -= len(data)
+            while data:
+                if inflate is None:
+                    output, data = data, b""
+                else:
+                    try:
+                        output = inflate.decompress(data, CHUNK)
+                    except deflated.ERRORS:
+                        raise self._damaged(info) from None
+                    data = inflate.unconsumed_tail
+                produced += len(output)
+                if produced > info.file_size or produced > self._limits.layer:
+                    raise self._damaged(info)
+                crc = deflated.crc32(output, crc)
+                if output:
+                    yield output
+        if inflate is not None and (tail := inflate.flush()):
+            produced += len(tail)
+            crc = deflated.crc32(tail, crc)
+            yield tail
+        if produced != info.file_size or crc != info.CRC:
+            raise self._damaged(info)
+
+    def _damaged(self, info: zipfile.ZipInfo) -> ImageFormatError:
+        return ImageFormatError(
+            f"{self._path}: the member {info.filename!r} is damaged",
+            kind="bad-wheel",
+            hint="get the wheel again",
+            where={"file": str(self._path), "member": info.filename},
+        )
+
+    def read(self, path: bytes, /) -> bytes:
+        """Return the bytes of a member; at most what is kept of any file."""
+        info = self._members[path.lstrip(b"/")]
+        parts = []
+        total = 0
+        with self._path.open("rb") as stream:
+            for chunk in self._open(stream, info):
+                total += len(chunk)
+                if total > self._limits.kept:
+                    break
+                parts.append(chunk)
+        return b"".join(parts)
+
+    def view(self, *, sha256: bool = False) -> View:
+        """Return the files as they stand in site-packages.
+
+        Args:
+            sha256: Hash files of any size with SHA-256 too.
+        """
+        view = View()
+        with self._path.open("rb", buffering=0) as stream:
+            ordered = sorted(self._members.items(), key=lambda m: m[1].header_offset)
+            for path, info in ordered:
+                parts = path.split(b"/")
+                folder = view.root
+                for part in parts[:-1]:
+                    assert folder.children is not None
+                    child = folder.children.get(part)
+                    if child is None:
+                        child = folder.children[part] = Node("d")
+                    elif child.kind != "d":
+                        raise self._damaged(info)
+                    folder = child
+                assert folder.children is not None
+                if parts[-1] in folder.children:
+                    raise self._damaged(info)
+                folder.children[parts[-1]] = self._node(stream, info, sha256)
+        return view
+
+    def _node(self, stream: BinaryIO, info: zipfile.ZipInfo, sha256: bool) -> Node:
+        mode = stat.S_IMODE(info.external_attr >> 16) or 0o644
+        node = Node("f", mode=mode)
+        node.size = info.file_size
+        sha1 = hashlib.sha1(b"blob %d\0" % info.file_size, usedforsecurity=False)
+        other = hashlib.sha256() if sha256 or info.file_size <= SHA256_UP_TO else None
+        for chunk in self._open(stream, info):
+            if not node.head:
+                node.head = chunk[:16]
+            sha1.update(chunk)
+            if other is not None:
+                other.update(chunk)
+        node.oid = sha1.digest()
+        node.sha256 = other.digest() if other is not None else None
+        return node
+
+    def pinned(self) -> Mapping[bytes, Pinned]:
+        """Return the files that an installation of this wheel has, by path."""
+        view = self.view()
+        return {
+            path: Pinned(node.oid, node.size)
+            for path, node in view.walk(view.root)
+            if node.kind == "f" and node.oid is not None
+        }

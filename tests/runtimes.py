@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Independent runtimes as oracles: what each of them makes of an image."""
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+#: Kind, permission bits, and content digest or link target by path.
+Tree = dict[bytes, tuple[str, int, bytes]]
+
+
+class Refused(Exception):
+    """A runtime does not take the image."""
+
+
+def run(*command: str, timeout: int = 120, **settings: object) -> str:
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        timeout=timeout,
+        check=False,
+        **settings,  # type: ignore[call-overload]
+    )
+    if result.returncode:
+        raise Refused(result.stderr.decode("utf-8", "replace")[-600:])
+    return result.stdout.decode("utf-8", "replace")
+
+
+def read_tree(root: Path) -> Tree:
+    tree: Tree = {}
+    stack = [b""]
+    while stack:
+        folder = stack.pop()
+        for item in os.scandir(os.fsencode(root) + b"/" + folder):
+            path = folder + b"/" + item.name if folder else item.name
+            try:
+                info = item.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                # An overlay lists whiteouts of its lowest layer and has no such file.
+                continue
+            mode = stat.S_IMODE(info.st_mode)
+            full = Path(os.fsdecode(item.path))
+            if stat.S_ISDIR(info.st_mode):
+                tree[path] = ("d", mode, b"")
+                stack.append(path)
+            elif stat.S_ISLNK(info.st_mode):
+                tree[path] = ("l", 0, os.fsencode(full.readlink()))
+            elif stat.S_ISREG(info.st_mode):
+                digest = hashlib.sha256(full.read_bytes()).hexdigest().encode()
+                tree[path] = ("f", mode, digest)
+            else:
+                tree[path] = ("o", mode, b"")
+    return tree
+
+
+def umoci(layout: Path, work: Path) -> Tree:
+    bundle = work / "umoci"
+    shutil.rmtree(bundle, ignore_errors=True)
+    run("umoci", "unpack", "--image", f"{layout}:latest", str(bundle))
+    try:
+        return read_tree(bundle / "rootfs")
+    finally:
+        shutil.rmtree(bundle, ignore_errors=True)
+
+
+class Podman:
+    """Podman with one storage driver."""
+
+    def __init__(self, work: Path, driver: str) -> None:
+        # Podman takes no longer path for its run folder than 50 characters.
+        runroot = tempfile.mkdtemp(prefix="pod")
+        self._base = [
+            "podman", "--root", str(work / f"podman-{driver}"),
+            "--runroot", runroot,
+            "--storage-driver", driver,
+        ]  # fmt: skip
+        self.name = f"podman-{driver}"
+
+    def __call__(self, layout: Path) -> Tree:
+        out = run(*self._base, "pull", "-q", f"oci:{layout}:latest")
+        image = out.strip().splitlines()[-1]
+        try:
+            where = run(*self._base, "image", "mount", image).strip()
+            tree = read_tree(Path(where))
+        finally:
+            run(*self._base, "image", "unmount", "-f", image)
+            run(*self._base, "rmi", "-f", image)
+        return tree
+
+
+class Containerd:
+    """A containerd of our own on a socket of our own."""
+
+    def __init__(self, work: Path, program: str = "containerd") -> None:
+        self._work = work
+        self._socket = work / "c.sock"
+        config = work / "containerd.toml"
+        config.write_text(
+            f'version = 2\nroot = "{work}/c-root"\nstate = "{work}/c-state"\n'
+            'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+            f'[grpc]\naddress = "{self._socket}"\n'
+        )
+        folder = Path(program).parent
+        self._ctr = str(folder / "ctr") if folder.name else "ctr"
+        with (work / "containerd.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [program, "-c", str(config)], stdout=log, stderr=log
+            )
+        for _ in range(100):
+            if self._socket.exists():
+                break
+            time.sleep(0.1)
+
+    def run(self, *command: str) -> str:
+        return run(self._ctr, "-a", str(self._socket), *command)
+
+    def __call__(self, layout: Path, snapshotter: str) -> Tree:
+        archive = self._work / "c.tar"
+        run("tar", "-cf", str(archive), "-C", str(layout), ".")
+        name = "test.invalid/image:latest"
+        mount = self._work / "c-mount"
+        mount.mkdir(exist_ok=True)
+        try:
+            self.run(
+                "images",
+                "import",
+                "--no-unpack",
+                "--index-name",
+                name,
+                "--all-platforms",
+                str(archive),
+            )
+            self.run("images", "mount", "--snapshotter", snapshotter, name, str(mount))
+            try:
+                return read_tree(mount)
+            finally:
+                self.run(
+                    "images",
+                    "unmount",
+                    "--rm",
+                    "--snapshotter",
+                    snapshotter,
+                    str(mount),
+                )
+        finally:
+            names = self.run("images", "ls", "-q").split()
+            if names:
+                self.run("images", "rm", "--sync", *names)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of odd layers, given to real runtimes."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from images import build_image, write_layout
+from layered import CASES
+from runtimes import Containerd, Podman, Refused, Tree, umoci
+
+from stackctl.image.layers import Budget, Interest, scan_layer
+from stackctl.image.limits import Limits
+from stackctl.image.view import Applier, View
+
+pytestmark = pytest.mark.tools
+_Runtime = Callable[[Path], Tree]
+
+
+@pytest.fixture(scope="module")
+def runtimes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, _Runtime]]:
+    if os.geteuid():
+        pytest.skip("runtimes need root to make devices and mounts")
+    work = tmp_path_factory.mktemp("runtimes")
+    found: dict[str, _Runtime] = {}
+    if shutil.which("umoci"):
+        found["umoci"] = lambda layout: umoci(layout, work)
+    if shutil.which("podman"):
+        found["podman"] = Podman(work, "overlay")
+    daemon = None
+    program = os.environ.get("STACKCTL_TEST_CONTAINERD") or shutil.which("containerd")
+    if program:
+        daemon = Containerd(work, program)
+        running = daemon
+        found["containerd"] = lambda layout: running(layout, "overlayfs")
+        found["containerd-native"] = lambda layout: running(layout, "native")
+    if not found:
+        pytest.skip("neither umoci nor podman nor containerd is installed")
+    yield found
+    if daemon is not None:
+        daemon.close()
+
+
+def contents(tree: Tree) -> Tree:
+    return {
+        path: (kind, mode if kind == "f" else 0, value)
+        for path, (kind, mode, value) in tree.items()
+        if kind in "fl"
+    }
+
+
+def ours(tars: list[bytes]) -> Tree:
+    view = View()
+    applier = Applier(view)
+    budget = Budget(Limits())
+    for tar in tars:
+        applier.apply(scan_layer([tar], budget, Interest(), size_hint=0).entries)
+    tree: Tree = {}
+    for path, node in view.walk(view.root):
+        if node.kind == "f" and node.sha256 is not None:
+            tree[path] = ("f", node.mode, node.sha256.hex().encode())
+        elif node.kind == "l":
+            tree[path] = ("l", 0, node.link)
+    return tree
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_runtimes(runtimes: dict[str, _Runtime], tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    layout = write_layout(tmp_path / "image", build_image(case.tars()))
+    seen: dict[str, Tree] = {}
+    refused = {}
+    for runtime, read in runtimes.items():
+        try:
+            seen[runtime] = contents(read(layout))
+        except Refused as error:
+            refused[runtime] = str(error)
+    if case.refused:
+        assert refused, f"{sorted(seen)} all take it"
+        return
+    expected = ours(case.tars())
+    if case.same:
+        assert seen, refused
+        for runtime, tree in seen.items():
+            assert tree == expected, runtime
+    elif len(runtimes) == 4:
+        different = [runtime for runtime, tree in seen.items() if tree != expected]
+        assert different or refused, "all agree: this needs no doubt"

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registries that are well, ill and hostile."""
+
+import base64
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from images import PACKAGE_ROOT, SITE, Demo, build_image, sha256, tree_layer
+from registry_server import (
+    FakeRegistry,
+    endless,
+    redirect,
+    replaced,
+    status,
+    trickle,
+    truncated,
+)
+
+from stackctl.image.compare import PACKAGE, Root
+from stackctl.image.expectation import folder_tree
+from stackctl.image.transport import Transport
+from stackctl.image.verify import Report, Request, verify
+
+
+class Client:
+    """Verifies the demo package in a registry."""
+
+    def __init__(self, folder: Path) -> None:
+        self.expected = folder_tree(Demo().write(folder / "expected"))
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.waits: list[float] = []
+
+    def login(self, host: str, user: str = "ann:secret", **more: object) -> None:
+        path = self.home / ".docker" / "config.json"
+        path.parent.mkdir(exist_ok=True)
+        auth = base64.b64encode(user.encode()).decode()
+        path.write_text(json.dumps({"auths": {host: {"auth": auth}}, **more}))
+
+    def verify(self, reference: str, **transport: object) -> Report:
+        settings: dict[str, object] = {
+            "plain_http": True,
+            "sleep": self.waits.append,
+            "read_seconds": 5,
+            **transport,
+        }
+        return verify(
+            Request(
+                reference=reference,
+                expected=[self.expected],
+                roots=(Root("demo", PACKAGE_ROOT, PACKAGE),),
+                transport=Transport(**settings),  # type: ignore[arg-type]
+                environ={"HOME": str(self.home), "PATH": os.environ["PATH"]},
+            )
+        )
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Client:
+    return Client(tmp_path)
+
+
+@pytest.fixture
+def demo() -> FakeRegistry:
+    return FakeRegistry([build_image([tree_layer(Demo().package(), SITE)])])
+
+
+def test_tag_and_digest(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        by_tag = client.verify(demo.reference)
+        digest = demo.images[0].manifest
+        by_digest = client.verify(f"docker://{demo.host}/team/demo@{digest}")
+    assert (by_tag.verdict, by_digest.verdict) == ("match", "match")
+    assert by_tag.image["digest"] == by_digest.image["digest"] == digest
+
+
+def test_tag_is_resolved_once(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        client.verify(demo.reference)
+        asked = [seen.path for seen in demo.seen if "/manifests/" in seen.path]
+    assert asked == ["/v2/team/demo/manifests/latest"]
+
+
+@pytest.mark.parametrize("auth", ["basic", "bearer"])
+def test_credentials(client: Client, demo: FakeRegistry, auth: str) -> None:
+    demo.auth = auth
+    with demo:
+        refused = client.verify(demo.reference)
+        assert refused.verdict == "unverifiable"
+        assert refused.reason["code"] == "registry-auth"
+        assert refused.exit_code == 6
+        client.login(demo.host)
+        assert client.verify(demo.reference).verdict == "match"
+
+
+def test_wrong_password(client: Client, demo: FakeRegistry) -> None:
+    demo.auth = "bearer"
+    with demo:
+        client.login(demo.host, "ann:wrong")
+        report = client.verify(demo.reference)
+    assert (report.exit_code, report.reason["code"]) == (6, "registry-auth")
+
+
+def test_credentials_of_a_helper(client: Client, demo: FakeRegistry) -> None:
+    demo.auth = "basic"
+    tools = client.home / "bin"
+    tools.mkdir()
+    helper = tools / "docker-credential-fake"
+    helper.write_text(
+        "#!/bin/sh\nread server\n"
+        'printf \'{"ServerURL":"%s","Username":"ann","Secret":"secret"}\' "$server"\n'
+    )
+    helper.chmod(helper.stat().st_mode | stat.S_IXUSR)
+    with demo:
+        path = client.home / ".docker" / "config.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps({"credHelpers": {demo.host: "fake"}}))
+        report = verify(
+            Request(
+                reference=demo.reference,
+                expected=[client.expected],
+                roots=(Root("demo", PACKAGE_ROOT, PACKAGE),),
+                transport=Transport(plain_http=True),
+                environ={
+                    "HOME": str(client.home),
+                    "PATH": f"{tools}:{os.environ['PATH']}",
+                },
+            )
+        )
+    assert report.verdict == "match"
+
+
+def test_realm_on_another_host_gets_no_credentials(
+    client: Client, demo: FakeRegistry
+) -> None:
+    demo.auth = "bearer"
+    with demo, FakeRegistry() as other:
+        demo.realm = f"http://localhost:{other.host.rpartition(':')[2]}/token"
+        client.login(demo.host)
+        report = client.verify(demo.reference)
+        assert (report.exit_code, report.reason["code"]) == (6, "registry-realm")
+        assert other.seen == []
+        trusted = client.verify(demo.reference, auth_host="localhost")
+        assert trusted.verdict == "match"
+
+
+def test_redirect_to_another_host_gets_no_credentials(
+    client: Client, demo: FakeRegistry
+) -> None:
+    demo.auth = "basic"
+    with demo, FakeRegistry(demo.images) as other:
+        client.login(demo.host)
+        layer = demo.images[0].layers[0]
+        demo.faults[f"blobs/{layer}"] = redirect("http://" + other.host + "{path}")
+        assert client.verify(demo.reference).verdict == "match"
+        assert demo.secrets_seen()
+        assert [seen.authorization for seen in other.seen] == [None]
+
+
+def test_redirected_host_that_wants_credentials_gets_none(
+    client: Client, demo: FakeRegistry
+) -> None:
+    demo.auth = "basic"
+    with demo, FakeRegistry(demo.images, auth="basic") as other:
+        client.login(demo.host)
+        client.login(other.host)
+        demo.faults["blobs/"] = redirect("http://" + other.host + "{path}")
+        report = client.verify(demo.reference)
+        assert (report.exit_code, report.verdict) == (6, "unverifiable")
+        assert other.secrets_seen() == []
+
+
+def test_redirect_loop_ends(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        demo.faults["blobs/"] = redirect("{path}")
+        report = client.verify(demo.reference)
+    assert report.reason["code"] == "registry-redirect"
+    assert len(demo.seen) < 20
+
+
+def test_wrong_bytes(client: Client, demo: FakeRegistry) -> None:
+    layer = demo.images[0].layers[0]
+    with demo:
+        demo.faults[f"blobs/{layer}"] = replaced(lambda b: b[:-1] + bytes([b[-1] ^ 1]))
+        report = client.verify(demo.reference)
+    assert (report.exit_code, report.reason["code"]) == (4, "digest-mismatch")
+
+
+def test_digest_of_a_header_is_not_believed(client: Client, demo: FakeRegistry) -> None:
+    other = build_image([tree_layer({"demo/__init__.py": b"evil"}, SITE)])
+    digest = demo.images[0].manifest
+    with demo:
+        demo.faults["manifests/"] = replaced(
+            lambda _: other.blobs[other.manifest], Docker_Content_Digest=digest
+        )
+        report = client.verify(f"docker://{demo.host}/team/demo@{digest}")
+    assert report.exit_code == 4
+
+
+def test_broken_connection_is_continued(client: Client, demo: FakeRegistry) -> None:
+    layer = demo.images[0].layers[0]
+    with demo:
+        demo.faults[f"blobs/{layer}"] = truncated(100, times=2)
+        report = client.verify(demo.reference)
+        ranges = [seen.range for seen in demo.seen if layer in seen.path]
+    assert report.verdict == "match"
+    assert ranges == [None, "bytes=100-", "bytes=200-"]
+
+
+def test_connection_that_always_breaks(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        demo.faults["blobs/"] = truncated(3)
+        report = client.verify(demo.reference)
+    assert (report.exit_code, report.verdict) == (6, "unverifiable")
+    assert len(demo.seen) < 20
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503])
+def test_busy_registry_is_asked_again(
+    client: Client, demo: FakeRegistry, code: int
+) -> None:
+    with demo:
+        demo.faults["manifests/"] = status(code, times=2, retry_after="3")
+        assert client.verify(demo.reference).verdict == "match"
+    assert client.waits == [3, 3]
+
+
+def test_registry_that_stays_busy(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        demo.faults["manifests/"] = status(503, retry_after="86400")
+        report = client.verify(demo.reference)
+    assert report.exit_code == 6
+    assert max(client.waits) <= 20
+
+
+def test_endless_layer(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        demo.faults[f"blobs/{demo.images[0].layers[0]}"] = endless
+        report = client.verify(demo.reference)
+    assert (report.exit_code, report.reason["code"]) == (4, "size-mismatch")
+
+
+def test_endless_manifest(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        demo.faults["manifests/"] = endless
+        report = client.verify(demo.reference)
+    assert (report.exit_code, report.reason["code"]) == (3, "limit-manifest")
+
+
+def test_trickling_layer(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        demo.faults[f"blobs/{demo.images[0].layers[0]}"] = trickle
+        report = client.verify(demo.reference, read_seconds=0.5, tries=1)
+    assert (report.exit_code, report.reason["code"]) == (6, "registry-slow")
+
+
+def test_missing_image(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        report = client.verify(f"docker://{demo.host}/team/demo:other")
+    assert (report.exit_code, report.reason["code"]) == (6, "registry-not-found")
+
+
+def test_nobody_listens(client: Client) -> None:
+    report = client.verify("docker://127.0.0.1:9/team/demo", tries=2)
+    assert (report.exit_code, report.verdict) == (6, "unverifiable")
+
+
+def test_tls_is_the_default(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        report = client.verify(demo.reference, plain_http=False, tries=1)
+        assert demo.seen == []
+    assert report.exit_code == 6
+
+
+def test_index_of_several_platforms(client: Client) -> None:
+    good = build_image([tree_layer(Demo().package(), SITE)])
+    arm = build_image([tree_layer({"demo/x.py": b""}, SITE)], architecture="arm64")
+    index = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.index.v1+json",
+            "manifests": [
+                arm.descriptor(platform={"os": "linux", "architecture": "arm64"}),
+                good.descriptor(platform={"os": "linux", "architecture": "amd64"}),
+                {
+                    **arm.descriptor(),
+                    "digest": sha256(b"attestation"),
+                    "platform": {"os": "unknown", "architecture": "unknown"},
+                },
+            ],
+        }
+    ).encode()
+    registry = FakeRegistry([good, arm], tags={"latest": sha256(index)})
+    registry.extra[sha256(index)] = index
+    with registry:
+        from stackctl.image.platform import parse_platform
+
+        def ask(platform: str) -> Report:
+            return verify(
+                Request(
+                    reference=registry.reference,
+                    expected=[client.expected],
+                    roots=(Root("demo", PACKAGE_ROOT, PACKAGE),),
+                    platform=parse_platform(platform),
+                    transport=Transport(plain_http=True),
+                    environ={},
+                )
+            )
+
+        assert ask("linux/amd64").verdict == "match"
+        assert ask("linux/arm64").verdict == "mismatch"
+        assert ask("linux/s390x").reason["code"] == "no-platform"
+        assert all(sha256(b"attestation") not in seen.path for seen in registry.seen)
