@@ -19,6 +19,7 @@ from stackctl.cli import (
     lock,
     range_diff,
     refresh,
+    replay,
     show,
     status,
 )
@@ -67,6 +68,7 @@ for module in (
     range_diff,
     export,
     refresh,
+    replay,
     doctor,
     cache,
 ):
