@@ -7,6 +7,7 @@ a lock file of its own that it does not wait for. So fetches into one store take
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from stackctl.base.pipconf import redact
@@ -141,6 +142,35 @@ def fetch_commit(
             progress.note(f"fetching {commit} from {label}")
             _bring(store, source, label, commit, history, ref)
         cache.put(kind, {fact: b"1"})
+
+
+def list_refs(git: str, names: Sequence[str], project: Path) -> dict[str, CommitId]:
+    """Ask a repository where some of its refs point.
+
+    Args:
+        git: Where it is: URL, `host:path`, or a path.
+        names: Full names of refs.
+        project: The folder from which a relative path counts.
+
+    Returns:
+        The commits of those refs that exist.
+
+    Raises:
+        RemoteError: The repository cannot be reached.
+    """
+    source, _ = repository(git, project)
+    status, out, err = HermeticGit(network=True).call(
+        "ls-remote", "--quiet", "--", source, *names
+    )
+    if status:
+        raise _unreachable(redact(source), source, err)
+    wanted = set(names)
+    found = {}
+    for line in out.decode("utf-8", "surrogateescape").splitlines():
+        oid, _, name = line.partition("\t")
+        if name in wanted:
+            found[name] = CommitId(oid)
+    return found
 
 
 def _bring(

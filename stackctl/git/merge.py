@@ -33,6 +33,7 @@ from stackctl.git.objects import (
     commit_tree_of,
     encode_commit,
     encode_tree,
+    index_tree,
     iterate_tree,
     object_id,
 )
@@ -239,14 +240,6 @@ class MergeSpace:
     def write_commit(self, raw: bytes) -> CommitId:
         """Write a commit; return its id."""
         return CommitId(self.write(COMMIT, raw).hex())
-
-    def fresh(self) -> Iterator[bytes]:
-        """Yield the raw id of every object that was written since the start."""
-        for folder in self.objects.iterdir():
-            if len(folder.name) == 2:
-                for path in folder.iterdir():
-                    if len(path.name) == 38:
-                        yield bytes.fromhex(folder.name + path.name)
 
     # -- attributes
 
@@ -487,6 +480,30 @@ class MergeSpace:
 
     def _plain_commit(self, tree: TreeId, *parents: CommitId) -> CommitId:
         return self.write_commit(encode_commit(tree, parents, _WHO, _WHO, b"\n"))
+
+    def entry(self, tree: str, path: bytes) -> Entry | None:
+        """Return the entry at a path of a tree, None where there is none.
+
+        Args:
+            tree: Hex id of the tree.
+            path: The path.
+        """
+        oid = bytes.fromhex(tree)
+        *folders, name = path.split(b"/")
+        for folder in folders:
+            entry = self._entry(oid, folder)
+            if entry is None or entry.mode != MODE_TREE:
+                return None
+            oid = entry.oid
+        return self._entry(oid, name)
+
+    def _entry(self, tree: bytes, name: bytes) -> Entry | None:
+        raw = self.store.tree(tree)
+        place = index_tree(raw).get(name)
+        if place is None:
+            return None
+        mode, offset = place
+        return Entry(mode, raw[offset : offset + 20])
 
     def replace_paths(self, tree: TreeId, entries: dict[bytes, Entry | None]) -> TreeId:
         """Return a tree with other entries at some paths; None removes one.

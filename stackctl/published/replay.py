@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
+from stackctl.compose.pinned import COMMITTER, merge_commit, picked_message
 from stackctl.errors import ConflictError, InputError, PinError, StackctlError
 from stackctl.fsutil import read_regular
 from stackctl.git.apply import Workspace
@@ -23,7 +24,7 @@ from stackctl.git.merge import (
     MissingObjectError,
     merge_space,
 )
-from stackctl.git.objects import TREE, Entry, encode_commit, iterate_tree
+from stackctl.git.objects import TREE, Entry, encode_commit
 from stackctl.git.patchtext.diff import parse_diff_span
 from stackctl.git.patchtext.model import Identity, Patch
 from stackctl.git.patchtext.patchid import patch_id
@@ -36,8 +37,6 @@ from stackctl.published.patch import (
     matching_variant,
     tree_of_patch,
 )
-
-COMMITTER = b"stackctl <stackctl@localhost>"
 
 MAX_PATCH_BYTES = 256 << 20
 """Largest source patch or published patch that is read: bytes."""
@@ -240,23 +239,6 @@ class Replay:
             "difference": self.difference and self.difference.document(),
             "notes": self.notes,
         }
-
-
-def merge_commit(
-    tree: TreeId, first: CommitId, head: CommitId, committed: bytes, what: str
-) -> bytes:
-    """Return the content of the commit that a merged pull request becomes.
-
-    Args:
-        tree: Tree after the merge.
-        first: The composition so far.
-        head: The reviewed head.
-        committed: Committer date of the head: seconds and zone.
-        what: Name of the pull request, for the message.
-    """
-    who = COMMITTER + b" " + committed
-    message = f"Merge {what} at {head}\n".encode()
-    return encode_commit(tree, (first, head), who, who, message)
 
 
 @dataclass(slots=True)
@@ -487,7 +469,11 @@ class _Replayer:
             who = COMMITTER + b" " + facts.authored
             made = self.space.write_commit(
                 encode_commit(
-                    result.tree, (run.commit,), facts.author, who, facts.message
+                    result.tree,
+                    (run.commit,),
+                    facts.author,
+                    who,
+                    picked_message(facts.message, commit),
                 )
             )
             step = ReplayStep(
@@ -763,7 +749,7 @@ class _Replayer:
         )
 
     def _first_step(self, difference: PathDifference, trees: Sequence[TreeId]) -> int:
-        entries = [self._entry(tree, difference.path) for tree in trees]
+        entries = [self.space.entry(tree, difference.path) for tree in trees]
         for number in range(len(entries) - 1, -1, -1):
             if entries[number] == difference.expected:
                 return number + 1
@@ -771,26 +757,6 @@ class _Replayer:
             if entries[number] != entries[number - 1]:
                 return number
         return 0
-
-    def _entry(self, tree: TreeId, path: bytes) -> Entry | None:
-        oid = bytes.fromhex(tree)
-        entry: Entry | None = None
-        for part in path.split(b"/"):
-            if entry is not None:
-                if entry.mode != 0o040000:
-                    return None
-                oid = entry.oid
-            entry = next(
-                (
-                    Entry(mode, child)
-                    for name, mode, child, _ in iterate_tree(self.space.store.tree(oid))
-                    if name == part
-                ),
-                None,
-            )
-            if entry is None:
-                return None
-        return entry
 
     def _published_tree(
         self, lock: Published, base: TreeId
