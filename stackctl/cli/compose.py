@@ -70,6 +70,29 @@ def composition_text(
     yield from notes
 
 
+def resolution_notes(
+    project: Path, composition: "Composition", document: dict[str, Any]
+) -> list[str]:
+    """Name the conflict resolutions that were used, and those that nothing used.
+
+    Args:
+        project: The project folder.
+        composition: The whole series, composed.
+        document: Its JSON document, which gets the key `unused_resolutions`.
+
+    Returns:
+        Lines for a person.
+    """
+    from stackctl.compose.resolutions import Resolutions
+
+    unused = Resolutions(project).unused(composition.resolutions)
+    document["unused_resolutions"] = unused
+    return [
+        *(f"resolution      {name}" for name in composition.resolutions),
+        *(f"unused          {name} (nothing conflicts like that)" for name in unused),
+    ]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
 
@@ -122,6 +145,8 @@ def register(app: typer.Typer) -> None:
         )
         document: dict[str, Any] = composition.document()
         notes: list[str] = []
+        if selection.whole:
+            notes += resolution_notes(session.project, composition, document)
         code = ExitCode.OK
         if locked:
             from stackctl.compose.lock import compare_with_lock

@@ -119,6 +119,10 @@ class Composer:
             self._resolutions = Resolutions(self.series.root)
         return self._resolutions
 
+    def forget_resolutions(self) -> None:
+        """Read the conflict resolutions again when they are needed next."""
+        self._resolutions = None
+
     def compose(self, selection: Selection = WHOLE) -> Composition:
         """Compose a subset of the series.
 
@@ -139,7 +143,7 @@ class Composer:
         composer = self
         if any(isinstance(each, PinnedPull) for _, sources in plan for each in sources):
             # A merge is one of commits: there is no way to make only the tree.
-            composer = self._with_commits()
+            composer = self if self.options.commits else self._with_commits()
         steps = composer._chain(plan)
         tree = steps[-1].tree if steps else self.base.tree
         digest = content_sha256(self.cache, tree)

@@ -50,6 +50,8 @@ class MergeConflictError(ConflictError):
         conflicts: The paths that are open.
         before: The composition's commit that it conflicts with.
         marked: What git made of the open files, with conflict markers.
+        sides: Content of both sides' files, by raw blob id.
+        structural: Paths that are about names (a file against a folder), not content.
     """
 
     default_kind = "merge-conflict"
@@ -61,19 +63,26 @@ class MergeConflictError(ConflictError):
         conflicts: Sequence[Conflict],
         before: CommitId,
         marked: Mapping[bytes, bytes],
+        sides: Mapping[bytes, bytes],
+        structural: Sequence[bytes],
     ) -> None:
         self.source = source
         self.commit = commit
         self.conflicts = tuple(conflicts)
         self.before = before
         self.marked = dict(marked)
+        self.sides = dict(sides)
+        self.structural = tuple(structural)
         paths = [each.path.decode("utf-8", "backslashreplace") for each in conflicts]
         shown = ", ".join(paths[:3]) + (" ..." if len(paths) > 3 else "")
         verb = "merged" if source.strategy == "merge" else "picked"
         super().__init__(
             f"set `{source.set}`: {commit} of {source.pull} cannot be {verb}: "
             f"conflict in {shown}",
-            hint=f"resolve it: stackctl resolve {source.set}",
+            hint="the names conflict (a file against a folder or a link): have the "
+            "pull request rebased, and pin its new head"
+            if structural
+            else f"resolve it: stackctl resolve {source.set}",
             where={
                 "set": source.set,
                 "commit": commit,
@@ -411,6 +420,12 @@ class _Run:
                 unresolved,
                 self.commit,
                 self._marked(result, unresolved),
+                self._sides(unresolved),
+                [
+                    conflict.path
+                    for conflict in unresolved
+                    if self.structural(conflict, commit)
+                ],
             )
         tree = self.space.replace_paths(result.tree, entries)
         return tree, tuple(sorted(used))
@@ -424,6 +439,14 @@ class _Run:
             if entry is not None and entry.mode not in (MODE_TREE, MODE_SUBMODULE):
                 out[conflict.path] = self.space.store.blob(entry.oid)
         return out
+
+    def _sides(self, conflicts: Sequence[Conflict]) -> dict[bytes, bytes]:
+        return {
+            entry.oid: self.space.store.blob(entry.oid)
+            for conflict in conflicts
+            for entry in (conflict.base, conflict.ours, conflict.theirs)
+            if entry is not None and entry.mode != MODE_SUBMODULE
+        }
 
     def structural(self, conflict: Conflict, commit: CommitId) -> bool:
         """Whether a conflict is about names (a file against a folder), not content."""

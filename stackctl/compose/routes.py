@@ -32,10 +32,10 @@ _ENCODED = re.compile(
 _IDENTITY = {
     "GIT_AUTHOR_NAME": "stackctl",
     "GIT_AUTHOR_EMAIL": "stackctl@localhost",
-    "GIT_AUTHOR_DATE": "0 +0000",
+    "GIT_AUTHOR_DATE": "@0 +0000",
     "GIT_COMMITTER_NAME": "stackctl",
     "GIT_COMMITTER_EMAIL": "stackctl@localhost",
-    "GIT_COMMITTER_DATE": "0 +0000",
+    "GIT_COMMITTER_DATE": "@0 +0000",
 }
 
 
