@@ -417,11 +417,17 @@ class MergeSpace:
         ours, theirs = pairs[0]
         where = {"commit": theirs}
         if "unrelated histories" in text:
+            hint = (
+                "a merge needs commits of one history: pin a base that the pull "
+                "request stands on, or take the set by cherry-pick"
+            )
+            if (self.store.git_dir / "shallow").exists():
+                hint = (
+                    "the repository is shallow, their common ancestor may be cut off; "
+                    "complete it: git fetch --unshallow"
+                )
             return UnrelatedError(
-                f"{theirs} and {ours} have no common ancestor",
-                hint="a merge needs a base with history: pin the base as `git` and "
-                "`commit`, or take the set by cherry-pick",
-                where=where,
+                f"{theirs} and {ours} have no common ancestor", hint=hint, where=where
             )
         missing = re.search(
             r"unable to read|could not parse|bad object|bad tree|not a valid object"

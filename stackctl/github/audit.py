@@ -180,7 +180,8 @@ def _bad(path: Path, place: str, expected: str) -> InputError:
         f"{path}: {place}: expected {expected}",
         kind="bad-listing",
         hint="save it with: gh api --paginate --slurp "
-        "'repos/OWNER/NAME/pulls?state=open' (or: gh pr list --json number,title,headRefOid,baseRefName,state,isDraft)",
+        "'repos/OWNER/NAME/pulls?state=open' (or: gh pr list --json "
+        "number,title,headRefOid,baseRefName,state,isDraft)",
         where={"file": str(path), "key": place},
     )
 
