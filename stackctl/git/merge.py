@@ -48,7 +48,7 @@ _BUILT_IN = frozenset((b"text", b"union", b"binary"))
 _MERGES = re.compile(
     rb"\bmerge\b|\bbinary\b|\bconflict-marker-size\b|^[ \t]*\[attr\]", re.M
 )
-_DIFFS = re.compile(rb"\bdiff\b|\bbinary\b|\btext\b|^[ \t]*\[attr\]", re.M)
+_DIFFS = re.compile(rb"\bdiff\b|\bbinary\b|^[ \t]*\[attr\]", re.M)
 _DRIVER = re.compile(rb"(?<![\w-])merge=(\S+)")
 _PLAIN_DRIVER = re.compile(rb"[A-Za-z0-9_.+-]+\Z")
 
@@ -332,6 +332,8 @@ class MergeSpace:
             try:
                 key = self.attribute_key(self.commit(ours).tree)
             except StackctlError as error:
+                if error.kind == "missing-object":
+                    error.hint = "complete the repository: git fetch --refetch"
                 out[number] = error
                 continue
             groups.setdefault(key, []).append(number)

@@ -6,6 +6,7 @@ The listing comes from GitHub (`live_pulls`) or from a file (`read_pulls`), as
 print it.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,7 +229,15 @@ def live_pulls(repo: str, base: str | None, token: str | None) -> list[OpenPull]
     # Costly to import, and needed for nothing else here.
     from github import Auth, Github, GithubException
 
-    client = Github(auth=Auth.Token(token) if token else None, retry=2, timeout=30)
+    # Set by GitHub's own runners, and by those of its enterprise servers.
+    url = os.environ.get("GITHUB_API_URL") or "https://api.github.com"
+    client = Github(
+        base_url=url,
+        auth=Auth.Token(token) if token else None,
+        retry=2,
+        timeout=30,
+        per_page=100,
+    )
     try:
         found = client.get_repo(repo).get_pulls(
             state="open", **({"base": base} if base else {})

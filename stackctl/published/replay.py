@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from stackctl.compose.pinned import COMMITTER, merge_commit, picked_message
 from stackctl.errors import ConflictError, InputError, PinError, StackctlError
 from stackctl.fsutil import read_regular
 from stackctl.git.apply import Workspace
+from stackctl.git.command import GitCommandError
 from stackctl.git.merge import (
     Conflict,
     History,
@@ -44,7 +46,7 @@ MAX_PATCH_BYTES = 256 << 20
 MAX_PATHS = 50
 """Most differing paths that are listed."""
 
-Claim = Literal["ancestry", "patch-id", "neither"]
+Claim = Literal["ancestry", "patch-id", "neither", "unchecked"]
 
 
 @dataclass(slots=True)
@@ -59,7 +61,8 @@ class ReplayStep:
         disposition: What became of it here.
         tree: Tree after the step.
         commit: Commit after the step; None after source patches.
-        claim: For `recorded_in_composition`: what the claim holds by.
+        claim: For `recorded_in_composition`: what the claim holds by; `unchecked`
+            where the head is not at hand.
         conflicts: Paths that the merge could not decide.
         expected_tree: Tree after the step where the lock names one.
     """
@@ -308,8 +311,8 @@ class _Replayer:
             source = lock.repository or "URL"
             # A head that moved on is not what its ref holds now: ask by id.
             error.hint = (
-                f"bring it: git --git-dir={self.repository} fetch {source} {commit}"
-                + (f" (or {ref})" if ref else "")
+                f"bring it: git --git-dir={quote(str(self.repository))} fetch "
+                f"{quote(source)} {commit}" + (f" (or {ref})" if ref else "")
             )
             error.where = {"file": str(lock.file), "commit": commit, "ref": ref}
             raise
@@ -417,13 +420,9 @@ class _Replayer:
             )
             step.commit = self.space.write_commit(raw)
             run.merged.append(head)
-        elif self._in_base(run, head):
-            pass
-        else:
-            # An earlier pull request of the list brought it.
-            step.disposition = (
-                "merged" if pull.disposition == "merged" else ("already-in-base")
-            )
+        elif not self._in_base(run, head):
+            # An earlier pull request of the list brought it: nothing is left to merge.
+            step.disposition = "merged"
         self._advance(run, step)
 
     def _in_base(self, run: _Run, head: CommitId) -> bool:
@@ -451,7 +450,18 @@ class _Replayer:
                 "rev-list", "--reverse", "--topo-order", f"{base}..{pull.head}"
             )
             commits = tuple(CommitId(each) for each in text.split())
-        changed = False
+        if self._contained(run, pull.head):
+            step = ReplayStep(
+                pull=pull,
+                patch=None,
+                head=pull.head,
+                says=pull.disposition,
+                disposition="already-in-base",
+                tree=run.tree,
+                commit=run.commit,
+            )
+            self._advance(run, step)
+            return
         for commit in commits:
             pair = self.space.cherry_pair(run.tree, commit)
             if pair is None:
@@ -464,7 +474,6 @@ class _Replayer:
             (result,) = self.space.merge([pair])
             if isinstance(result, StackctlError):
                 raise result
-            changed |= result.tree != run.tree
             facts = self.space.commit(commit)
             who = COMMITTER + b" " + facts.authored
             made = self.space.write_commit(
@@ -501,6 +510,7 @@ class _Replayer:
                 f"pull request {pull.name}: head {pull.head} is not in "
                 f"{self.repository}; the claim is not checked"
             )
+            claim = "unchecked"
         elif self.history.contains(composition, pull.head):
             claim = "ancestry"
         elif self._by_patch_id(lock.base_commit, composition, pull.head):
@@ -700,6 +710,22 @@ class _Replayer:
                 )
             each.patch_applies = again[key] == each.tree
 
+    def patch_error(self, replay: Replay, error: StackctlError) -> StackctlError:
+        """Return why a flat patch cannot be made: mostly, blobs are missing."""
+        if not isinstance(error, GitCommandError):
+            error.where.setdefault("file", str(replay.lock.file))
+            return error
+        tips = [replay.lock.base_commit or "", replay.steps[-1].commit or ""]
+        names = self.space.missing([tip for tip in tips if tip])
+        verdict = "the published one" if replay.equal else "not the published one"
+        return MissingObjectError(
+            f"{replay.lock.file}: the tree is {verdict}, but its patch needs objects "
+            f"that are missing: {', '.join(names[:5])}",
+            hint="complete the repository (git fetch --refetch --no-filter), or "
+            "compare the trees alone: --no-patch",
+            where={"file": str(replay.lock.file), "objects": names[:50]},
+        )
+
     def explain(self, replay: Replay) -> None:
         """Find where a replayed tree parts from the published one."""
         lock = replay.lock
@@ -831,8 +857,25 @@ def replay(
             each for each in out if isinstance(each, Replay) and each.conflict is None
         ]
         if patch:
-            replayer.patches(done)
-        for each in done:
-            if not each.equal:
-                replayer.explain(each)
+            out = _with_patches(replayer, out, done)
+        for result in out:
+            if isinstance(result, Replay) and not result.equal and not result.conflict:
+                replayer.explain(result)
         return out
+
+
+def _with_patches(
+    replayer: _Replayer, out: list[Replay | StackctlError], done: list[Replay]
+) -> list[Replay | StackctlError]:
+    """Make the patches, all at once; where that fails, one by one."""
+    try:
+        replayer.patches(done)
+    except StackctlError:
+        failed: dict[int, StackctlError] = {}
+        for each in done:
+            try:
+                replayer.patches([each])
+            except StackctlError as error:
+                failed[id(each)] = replayer.patch_error(each, error)
+        return [failed.get(id(each), each) for each in out]
+    return out

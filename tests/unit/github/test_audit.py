@@ -2,7 +2,10 @@
 """The audit of open pull requests, from saved listings in GitHub's own forms."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 from support import run
@@ -105,3 +108,60 @@ def test_bad_listings_are_refused(folder: Path, listing: object) -> None:
 def test_offline_needs_a_listing(folder: Path) -> None:
     result = run("pr", "audit", "-C", folder, "--offline", "--json")
     assert result.code == 6
+
+
+def test_live_listing_of_two_pages(folder: Path) -> None:
+    """PyGithub against a server that answers as GitHub's API does."""
+
+    class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = f"http://{self.headers['Host']}{self.path.partition('?')[0]}"
+            query = parse_qs(self.path.partition("?")[2])
+            asked.append((self.path, self.headers.get("Authorization")))
+            body: object = {"full_name": "o/r", "url": url}
+            link = None
+            if self.path.partition("?")[0].endswith("/pulls"):
+                assert query["state"] == ["open"] and query["base"] == ["main"]
+                second = query.get("page") == ["2"]
+                body = [rest(3), rest(4)] if second else [rest(1), rest(2)]
+                if not second:
+                    link = f'<{url}?state=open&base=main&page=2>; rel="next"'
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            if link:
+                self.send_header("Link", link)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    asked: list[tuple[str, str | None]] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        result = run(
+            "pr", "audit", "-C", folder, "--json",
+            env={
+                "GITHUB_API_URL": f"http://127.0.0.1:{server.server_port}",
+                "GITHUB_TOKEN": "secret-token",
+                "NO_PROXY": "127.0.0.1",
+            },
+        )  # fmt: skip
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert result.code == 1, result.out + result.err
+    assert result.json["errors"] == [4]
+    assert len(result.json["pulls"]) == 4
+    assert "secret-token" not in result.out + result.err
+    assert asked and all("secret-token" in (token or "") for _, token in asked)
+
+
+def test_unreachable_github_is_a_remote_error(folder: Path) -> None:
+    result = run(
+        "pr", "audit", "-C", folder, "--json",
+        env={"GITHUB_API_URL": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"},
+    )  # fmt: skip
+    assert result.code == 6, result.out
+    assert "--pulls-json" in result.json["error"]["hint"]
