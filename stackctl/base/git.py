@@ -144,6 +144,38 @@ def fetch_commit(
         cache.put(kind, {fact: b"1"})
 
 
+def fetch_together(
+    url: str,
+    commits: Sequence[CommitId],
+    *,
+    cache: Cache,
+    project: Path,
+    progress: Progress = SILENT,
+) -> None:
+    """Try to bring several commits with their history in one connection.
+
+    What does not come is no error here: `fetch_commit` asks for each once more, finds
+    other ways, and says what is wrong.
+
+    Args:
+        url: Where they are: URL, `host:path`, or a path.
+        commits: The commits.
+        cache: The cache whose store takes them.
+        project: The folder from which a relative path counts.
+        progress: Told that a fetch begins.
+    """
+    known = cache.get("git-history", [bytes.fromhex(commit) for commit in commits])
+    missing = [commit for commit in commits if bytes.fromhex(commit) not in known]
+    if len(missing) < 2:
+        return
+    source, _ = repository(url, project)
+    with cache.lock("git-fetch"):
+        _tidy(cache.store)
+        progress.note(f"fetching {len(missing)} commits from {redact(source)}")
+        git = HermeticGit(cache.store.git_dir, network=True)
+        _fetch(git, _depth(True), "--", source, *missing)
+
+
 def list_refs(git: str, names: Sequence[str], project: Path) -> dict[str, CommitId]:
     """Ask a repository where some of its refs point.
 

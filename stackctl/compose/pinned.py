@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stackctl.base.git import fetch_commit, list_refs
+from stackctl.base.git import fetch_commit, fetch_together, list_refs
 from stackctl.cache import Cache, disk_error
 from stackctl.compose.model import Step
 from stackctl.compose.resolutions import Resolutions
@@ -177,6 +177,7 @@ class PinnedMaker:
             PinError: A head is missing, or does not belong to its pull request.
             RemoteError: A head has to be fetched and cannot be.
         """
+        self._bring_together(sources)
         for source in sources:
             self.bring(source)
         store = self.cache.store
@@ -208,6 +209,24 @@ class PinnedMaker:
             writer.abort()
         self.progress.update("merge", len(sources), len(sources))
         return made
+
+    def _bring_together(self, sources: Sequence[PinnedPull]) -> None:
+        if self.offline:
+            return
+        wanted: dict[str, dict[CommitId, None]] = {}
+        base = self.series.base
+        if isinstance(base, GitBase):
+            wanted.setdefault(base.git, {})[base.commit] = None
+        for source in sources:
+            wanted.setdefault(source.pull.fetch_url, {})[source.head] = None
+        for url, commits in wanted.items():
+            fetch_together(
+                url,
+                list(commits),
+                cache=self.cache,
+                project=self.series.root,
+                progress=self.progress,
+            )
 
     def bring(self, source: PinnedPull) -> None:
         """Bring a pull request's commits, and the base's history, into the store.

@@ -63,6 +63,12 @@ class _GitRoute:
         shallow = store.git_dir / "shallow"
         if shallow.exists():
             (scratch / "shallow").write_bytes(shallow.read_bytes())
+        # No conversion on the way into the work tree and back; how a file is merged
+        # stays with the attributes of the tree.
+        (scratch / "info").mkdir(exist_ok=True)
+        (scratch / "info" / "attributes").write_text(
+            "* -text -ident !eol !filter !working-tree-encoding\n"
+        )
         self.folder = folder
         self.work_tree = folder / "tree"
         self.scratch = scratch

@@ -599,9 +599,16 @@ class History:
             return
         status, out, _ = git.call("merge-base", "--octopus", *tips)
         below = [] if status else [f"^{out.decode().split()[0]}"]
-        text = git.text(
-            "rev-list", "--parents", "--stdin", stdin="\n".join(tips + below).encode()
-        )
+        listed = "\n".join(tips + below).encode()
+        try:
+            text = git.text("rev-list", "--parents", "--stdin", stdin=listed)
+        except GitCommandError as error:
+            reason = error.stderr.decode("utf-8", "replace").strip()
+            raise MissingObjectError(
+                f"the history of the pinned commits is not complete: {reason}",
+                hint="complete the repository: git fetch --unshallow, git fetch "
+                "--refetch",
+            ) from error
         for line in text.splitlines():
             commit, *parents = line.split(" ")
             self._parents[commit] = parents

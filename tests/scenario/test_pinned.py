@@ -378,3 +378,85 @@ def test_hostile_configuration_changes_nothing(
     assert not (tmp_path / "trap-was-run").exists()
     assert json.dumps(made)
     assert FILES
+
+
+def test_line_end_attributes_convert_nothing(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    upstream.on(upstream.base)
+    text = lines().replace("\n", "\r\n")
+    files = {
+        ".gitattributes": "*.txt text eol=crlf\n*.md ident\n",
+        "crlf.txt": text,
+        "id.md": "$Id$\n",
+    }
+    upstream.repo.git("config", "core.autocrlf", "false")
+    # As blobs, not through git's own conversion.
+    upstream.repo.write({"crlf.txt": text, "id.md": "$Id$\n"})
+    upstream.repo.git("add", "-A")
+    upstream.repo.write(files)
+    upstream.repo.git("add", ".gitattributes")
+    upstream.repo.git("commit", "-q", "-m", "attributes")
+    base = upstream.repo.head
+
+    def edit(number: int, line: int) -> None:
+        blob = upstream.repo.git(
+            "hash-object", "-w", "--no-filters", "--stdin",
+            stdin=text.replace(f"line {line}\r", f"line {line} of {number}\r").encode(),
+        )  # fmt: skip
+        upstream.repo.git("read-tree", base)
+        upstream.repo.git("update-index", "--cacheinfo", f"100644,{blob},crlf.txt")
+        tree = upstream.repo.git("write-tree")
+        commit = upstream.repo.git("commit-tree", "-p", base, "-m", "edit", tree)
+        upstream.point(number, commit)
+
+    edit(1, 10)
+    edit(2, 40)
+    project = upstream.series(
+        tmp_path / "p", upstream.set(1), upstream.set(2), base=base
+    )
+    made = locked(project)
+    out = tmp_path / "out"
+    assert run("compose", "-C", project, "--out", out).code == 0
+    wanted = text.replace("line 10\r", "line 10 of 1\r")
+    wanted = wanted.replace("line 40\r", "line 40 of 2\r")
+    assert (out / "crlf.txt").read_bytes() == wanted.encode()
+    assert len(made["steps"]) == 2
+
+
+def test_locks_of_several_components(upstream: Upstream, tmp_path: Path) -> None:
+    upstream.pull(1, {"a.py": lines(_10="ten")})
+    upstream.pull(2, {"b.py": lines(_10="ten")})
+    one = upstream.series(tmp_path / "one", upstream.set(1))
+    two = upstream.series(tmp_path / "two", upstream.set(2))
+    ids = [locked(project)["composition"] for project in (one, two)]
+    locks = ["--lock", str(one / "series.lock"), "--lock", str(two / "series.lock")]
+    result = run("compose", *locks, "--json")
+    assert result.code == 0, result.out
+    assert [each["composition"] for each in result.json] == ids
+    upstream.series(two, upstream.set(1))
+    result = run("compose", *locks, "--json")
+    assert result.code == 1
+    assert [each["locked"]["equal"] for each in result.json] == [True, False]
+    assert run("compose", *locks, "--locked", "--no-commits").code == 2
+
+
+def test_commands_for_patches_refuse_pinned_sets(
+    upstream: Upstream, tmp_path: Path
+) -> None:
+    upstream.pull(1, {"a.py": lines(_10="ten")})
+    project = upstream.series(tmp_path / "p", upstream.set(1))
+    out = tmp_path / "out"
+    assert run("compose", "-C", project, "--out", out).code == 0
+    (out / "a.py").write_text(lines(_20="x"))
+    for args in (
+        ("refresh", "pull-1", "--from", str(out)),
+        ("export", "pull-1", "--from", str(upstream.repo.path),
+         f"{upstream.base}..{upstream.heads[1]}"),
+    ):  # fmt: skip
+        result = run(*args, "-C", project, "--json")
+        assert result.code in (2, 3), (args, result.code, result.out + result.err)
+        assert "pull-1" in result.json["error"]["message"]
+    text = run("diff", "pull-1", "-C", project).out
+    assert "+ten" in text
+    assert run("status", "-C", project, "--json").code == 1
