@@ -12,8 +12,8 @@ Ways:
     podman + git    podman pull, then git hash-object of all files (zstd)
     layers          stackctl verify-image on 1, 30, 60 and 120 layers
 
-The layer has 5,800 files and about 800 MB, as an installed vLLM 0.33.0 has, of random and
-repeated bytes unless `--wheel` names the real one.
+The layer has 5,800 files and about 800 MB, as an installed vLLM 0.33.0 has, of random
+and repeated bytes unless `--wheel` names the real one.
 """
 
 import argparse

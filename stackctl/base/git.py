@@ -7,6 +7,7 @@ a lock file of its own that it does not wait for. So fetches into one store take
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from stackctl.base.pipconf import redact
@@ -157,6 +158,67 @@ def fetch_commit(
             progress.note(f"fetching {commit} from {label}")
             _bring(store, source, label, commit, history, ref, local)
         cache.put(kind, {fact: b"1"})
+
+
+def fetch_together(
+    url: str,
+    commits: Sequence[CommitId],
+    *,
+    cache: Cache,
+    project: Path,
+    progress: Progress = SILENT,
+) -> None:
+    """Try to bring several commits with their history in one connection.
+
+    What does not come is no error here: `fetch_commit` asks for each once more, finds
+    other ways, and says what is wrong.
+
+    Args:
+        url: Where they are: URL, `host:path`, or a path.
+        commits: The commits.
+        cache: The cache whose store takes them.
+        project: The folder from which a relative path counts.
+        progress: Told that a fetch begins.
+    """
+    known = cache.get("git-history", [bytes.fromhex(commit) for commit in commits])
+    missing = [commit for commit in commits if bytes.fromhex(commit) not in known]
+    if len(missing) < 2:
+        return
+    source, _ = repository(url, project)
+    with cache.lock("git-fetch"):
+        _tidy(cache.store)
+        progress.note(f"fetching {len(missing)} commits from {redact(source)}")
+        git = HermeticGit(cache.store.git_dir, network=True)
+        _fetch(git, _depth(True), "--", source, *missing)
+
+
+def list_refs(git: str, names: Sequence[str], project: Path) -> dict[str, CommitId]:
+    """Ask a repository where some of its refs point.
+
+    Args:
+        git: Where it is: URL, `host:path`, or a path.
+        names: Full names of refs.
+        project: The folder from which a relative path counts.
+
+    Returns:
+        The commits of those refs that exist.
+
+    Raises:
+        RemoteError: The repository cannot be reached.
+    """
+    source, _ = repository(git, project)
+    status, out, err = HermeticGit(network=True).call(
+        "ls-remote", "--quiet", "--", source, *names
+    )
+    if status:
+        raise _unreachable(redact(source), source, err)
+    wanted = set(names)
+    found = {}
+    for line in out.decode("utf-8", "surrogateescape").splitlines():
+        oid, _, name = line.partition("\t")
+        if name in wanted:
+            found[name] = CommitId(oid)
+    return found
 
 
 def _bring(
