@@ -22,7 +22,7 @@ from stackctl.compose.model import Composition, Step
 from stackctl.compose.plan import WHOLE, Selection, select
 from stackctl.compose.sources import PatchFile, PinnedPull, Source, set_sources
 from stackctl.errors import ConflictError, StackctlError
-from stackctl.git.objects import encode_commit
+from stackctl.git.objects import COMMITTER, encode_commit
 from stackctl.model.canonical import canonical_json
 from stackctl.model.ids import CommitId, Sha256, TreeId
 from stackctl.model.series import PatchSet, Series
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 RULES = 2
 """Version of the rules by which steps are made; part of every remembered step's key."""
-
-COMMITTER = b"stackctl <stackctl@localhost>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composing pinned pull requests: merges and picks in memory, with resolutions."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,18 @@ from stackctl.errors import (
     RemoteError,
     StackctlError,
 )
-from stackctl.git.merge import Conflict, MergeResult, MergeSpace, merge_space
+from stackctl.git.merge import (
+    Conflict,
+    MergeResult,
+    MergeSpace,
+    merge_commit,
+    merge_space,
+    picked_message,
+)
 from stackctl.git.objects import (
     BLOB,
     COMMIT,
+    COMMITTER,
     MODE_SUBMODULE,
     MODE_TREE,
     TREE,
@@ -35,10 +42,6 @@ from stackctl.model.ids import CommitId, TreeId
 from stackctl.model.lock import StepDisposition
 from stackctl.model.series import GitBase, Series
 from stackctl.progress import SILENT, Progress
-
-COMMITTER = b"stackctl <stackctl@localhost>"
-
-_TRAILER = re.compile(rb"(?:[A-Za-z0-9-]+: |\(cherry picked from commit )[^\n]*\Z")
 
 
 class MergeConflictError(ConflictError):
@@ -93,39 +96,6 @@ class MergeConflictError(ConflictError):
                 "conflicts": [each.document() for each in conflicts],
             },
         )
-
-
-def picked_message(message: bytes, commit: str) -> bytes:
-    """Return a commit message with the trailer of `git cherry-pick -x`.
-
-    Args:
-        message: The original message.
-        commit: Hex id of the original commit.
-    """
-    text = message.rstrip(b"\n")
-    line = f"(cherry picked from commit {commit})\n".encode()
-    last = text.rpartition(b"\n\n")
-    block = last[2].split(b"\n") if last[1] else []
-    between = b"\n" if block and all(map(_TRAILER.match, block)) else b"\n\n"
-    return text + between + line
-
-
-def merge_commit(
-    tree: TreeId, first: CommitId, head: CommitId, committed: bytes, name: str
-) -> bytes:
-    """Return the content of the commit that a merged pull request becomes.
-
-    Args:
-        tree: Tree after the merge.
-        first: The composition so far.
-        head: The reviewed head.
-        committed: Committer date of the head: seconds and zone.
-        name: Name of the pull request, for the message.
-    """
-    who = COMMITTER + b" " + committed
-    return encode_commit(
-        tree, (first, head), who, who, f"Merge {name} at {head}\n".encode()
-    )
 
 
 class PinnedMaker:

@@ -24,6 +24,7 @@ from stackctl.errors import InputError, InternalError, PinError, StackctlError
 from stackctl.git.command import GitCommandError, HermeticGit, disk_problem
 from stackctl.git.objects import (
     COMMIT,
+    COMMITTER,
     KIND_NAMES,
     MODE_EXEC,
     MODE_FILE,
@@ -52,8 +53,10 @@ _DIFFS = re.compile(rb"\bdiff\b|\bbinary\b|^[ \t]*\[attr\]", re.M)
 _DRIVER = re.compile(rb"(?<![\w-])merge=(\S+)")
 _PLAIN_DRIVER = re.compile(rb"[A-Za-z0-9_.+-]+\Z")
 
+_TRAILER = re.compile(rb"(?:[A-Za-z0-9-]+: |\(cherry picked from commit )[^\n]*\Z")
+
 # Only labels and the graph are needed: nobody reads these commits.
-_WHO = b"stackctl <stackctl@localhost> 0 +0000"
+_WHO = COMMITTER + b" 0 +0000"
 
 
 class Conflict(NamedTuple):
@@ -151,6 +154,39 @@ def read_commit(raw: bytes) -> CommitFacts:
             committer = value
     tree = TreeId(commit_tree_of(raw))
     return CommitFacts(tree, tuple(parents), author, committer, message)
+
+
+def picked_message(message: bytes, commit: str) -> bytes:
+    """Return a commit message with the trailer of `git cherry-pick -x`.
+
+    Args:
+        message: The original message.
+        commit: Hex id of the original commit.
+    """
+    text = message.rstrip(b"\n")
+    line = f"(cherry picked from commit {commit})\n".encode()
+    last = text.rpartition(b"\n\n")
+    block = last[2].split(b"\n") if last[1] else []
+    between = b"\n" if block and all(map(_TRAILER.match, block)) else b"\n\n"
+    return text + between + line
+
+
+def merge_commit(
+    tree: TreeId, first: CommitId, head: CommitId, committed: bytes, name: str
+) -> bytes:
+    """Return the content of the commit that a merged pull request becomes.
+
+    Args:
+        tree: Tree after the merge.
+        first: The composition so far.
+        head: The reviewed head.
+        committed: Committer date of the head: seconds and zone.
+        name: Name of the pull request, for the message.
+    """
+    who = COMMITTER + b" " + committed
+    return encode_commit(
+        tree, (first, head), who, who, f"Merge {name} at {head}\n".encode()
+    )
 
 
 def object_folders(git_dir: Path) -> tuple[Path, Path]:

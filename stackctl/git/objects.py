@@ -18,6 +18,9 @@ TAG = 4
 KIND_NAMES = {COMMIT: b"commit", TREE: b"tree", BLOB: b"blob", TAG: b"tag"}
 KIND_NUMBERS = {name: number for number, name in KIND_NAMES.items()}
 
+COMMITTER = b"stackctl <stackctl@localhost>"
+"""Who makes commits: fixed, so that they are the same everywhere."""
+
 MODE_FILE = 0o100644
 MODE_EXEC = 0o100755
 MODE_LINK = 0o120000

@@ -13,10 +13,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal
 
-from stackctl.compose.pinned import COMMITTER, merge_commit, picked_message
 from stackctl.errors import ConflictError, InputError, PinError, StackctlError
 from stackctl.fsutil import read_regular
-from stackctl.git.apply import Workspace
 from stackctl.git.command import GitCommandError
 from stackctl.git.merge import (
     Conflict,
@@ -24,21 +22,14 @@ from stackctl.git.merge import (
     MergeResult,
     MergeSpace,
     MissingObjectError,
+    merge_commit,
     merge_space,
+    picked_message,
 )
-from stackctl.git.objects import TREE, Entry, encode_commit
-from stackctl.git.patchtext.diff import parse_diff_span
-from stackctl.git.patchtext.model import Identity, Patch
-from stackctl.git.patchtext.patchid import patch_id
+from stackctl.git.objects import COMMITTER, TREE, Entry, encode_commit
 from stackctl.model.ids import CommitId, Sha256, TreeId
 from stackctl.progress import SILENT, Progress
 from stackctl.published.formats import Published, PublishedPull, SourcePatch
-from stackctl.published.patch import (
-    STANDARD,
-    flat_patches,
-    matching_variant,
-    tree_of_patch,
-)
 
 MAX_PATCH_BYTES = 256 << 20
 """Largest source patch or published patch that is read: bytes."""
@@ -541,6 +532,8 @@ class _Replayer:
         return wanted <= self._patch_ids(f"{base}..{composition}")
 
     def _patch_ids(self, commits: str) -> frozenset[str]:
+        from stackctl.git.patchtext.patchid import patch_id
+
         listed = self.space.git.text("rev-list", "--no-merges", commits).split()
         if not listed:
             return frozenset()
@@ -625,6 +618,11 @@ class _Replayer:
                 )
 
     def _apply(self, lock: Published, patch: SourcePatch, tree: TreeId) -> TreeId:
+        # Not needed for trees alone, and costly to import.
+        from stackctl.git.apply import Workspace
+        from stackctl.git.patchtext.diff import parse_diff_span
+        from stackctl.git.patchtext.model import Identity, Patch
+
         path = self._patch_path(lock, patch)
         data = read_regular(path, MAX_PATCH_BYTES)
         found = sha256(data).hexdigest()
@@ -682,6 +680,14 @@ class _Replayer:
 
     def patches(self, replays: Sequence[Replay]) -> None:
         """Make the flat patches, compare their digests and apply them again."""
+        # Not needed for trees alone, and costly to import.
+        from stackctl.published.patch import (
+            STANDARD,
+            flat_patches,
+            matching_variant,
+            tree_of_patch,
+        )
+
         pairs = []
         for each in replays:
             assert each.lock.base_commit is not None and each.tree is not None
