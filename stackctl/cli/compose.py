@@ -83,9 +83,11 @@ def resolution_notes(
     Returns:
         Lines for a person.
     """
-    from stackctl.compose.resolutions import Resolutions
+    unused: list[str] = []
+    if (project / "patches" / "resolutions").is_dir():
+        from stackctl.compose.resolutions import Resolutions  # costly to import
 
-    unused = Resolutions(project).unused(composition.resolutions)
+        unused = Resolutions(project).unused(composition.resolutions)
     document["unused_resolutions"] = unused
     return [
         *(f"resolution      {name}" for name in composition.resolutions),

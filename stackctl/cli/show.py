@@ -87,10 +87,14 @@ def _resolutions(session: Session, document: dict[str, Any], name: str | None) -
 
     Only a composition knows them; where there can be none, nothing is composed.
     """
+    document["resolutions"] = []
+    if name is None:
+        document["unused_resolutions"] = []
+    if not (session.project / "patches" / "resolutions").is_dir():
+        return
     from stackctl.compose.resolutions import Resolutions
 
     resolutions = Resolutions(session.project)
-    document["resolutions"] = []
     if not resolutions.files():
         return
     from stackctl.compose.compose import Options, compose_series

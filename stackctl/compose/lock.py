@@ -9,8 +9,6 @@ from stackctl.cache import Cache
 from stackctl.compose.compose import Options, compose_series
 from stackctl.compose.model import Composition
 from stackctl.compose.plan import select
-from stackctl.compose.resolutions import Resolutions
-from stackctl.compose.routes import check_routes
 from stackctl.compose.sources import set_sources
 from stackctl.errors import InputError
 from stackctl.git.command import git_version
@@ -56,6 +54,10 @@ def make_lock(
     Raises:
         RoutesDisagreeError: Our composition is not the one git makes.
     """
+    # Costly to import, and `--locked` needs only the comparison above.
+    from stackctl.compose.resolutions import Resolutions
+    from stackctl.compose.routes import check_routes
+
     composition = compose_series(
         series, cache, options=Options(offline=offline), progress=progress
     )

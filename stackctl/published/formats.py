@@ -179,10 +179,15 @@ class _Reader:
         return Sha256(found) if found else None
 
     def choice(self, key: str, choices: tuple[str, ...], default: str | None) -> str:
-        value = self.value.get(key, default)
-        if not isinstance(value, str) or value not in choices:
+        value = self.value.get(key)
+        if value is None:
+            value = default
+        # Published files spell both `out_of_scope` and `research-only`.
+        spelled = {each.replace("-", "_"): each for each in choices}
+        found = spelled.get(value.replace("-", "_")) if isinstance(value, str) else None
+        if found is None:
             raise self.wrong(key, f"one of {', '.join(choices)}", value)
-        return value
+        return found
 
     def number(self, key: str, need: bool = True) -> int | None:
         value = self.value.get(key)
@@ -350,9 +355,18 @@ def _lock(top: _Reader, path: Path, digest: Sha256) -> Published:
     composition: _Reader | None = None
     if top.value.get("composition") is not None:
         composition = top.below("composition")
+    elif top.value.get("composition_commit") is not None:
+        composition = _Reader(
+            {
+                "ref": top.value.get("composition_ref"),
+                "commit": top.value["composition_commit"],
+            },
+            top.file,
+            "composition",
+        )
     # Older locks do not name the strategy, but a pinned branch shows itself.
     default = "pinned_branch" if composition is not None else "merge"
-    if "composition_strategy" not in top.value:
+    if top.value.get("composition_strategy") is None:
         dispositions = {
             each.value.get("disposition") for each in top.many("pull_requests")
         }
@@ -371,8 +385,8 @@ def _lock(top: _Reader, path: Path, digest: Sha256) -> Published:
         file=path,
         sha256=digest,
         form="lock",
-        name=top.text("name", need=True),
-        repository=base.text("repository", need=True),
+        name=top.text("name") or path.name.split(".")[0],
+        repository=base.text("repository") or top.text("repository"),
         base_ref=base.text("ref") or None,
         base_commit=base.commit("commit"),
         strategy=strategy,
