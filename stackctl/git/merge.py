@@ -20,8 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from stackctl.errors import InputError, InternalError, PinError, StackctlError
-from stackctl.git.command import GitCommandError, HermeticGit, disk_problem
+from stackctl.errors import (
+    ConflictError,
+    InputError,
+    InternalError,
+    PinError,
+    StackctlError,
+)
+from stackctl.git.command import (
+    GitCommandError,
+    HermeticGit,
+    disk_problem,
+    git_version,
+)
 from stackctl.git.objects import (
     COMMIT,
     COMMITTER,
@@ -109,6 +120,12 @@ class MissingObjectError(PinError):
     """An object that a merge needs is not there."""
 
     default_kind = "missing-object"
+
+
+class MergeCrashError(ConflictError):
+    """git itself failed in a merge, by a fault of its own."""
+
+    default_kind = "git-cannot-merge"
 
 
 class CommitFacts(NamedTuple):
@@ -454,6 +471,16 @@ class MergeSpace:
         text = err.decode("utf-8", "replace").strip()
         ours, theirs = pairs[0]
         where = {"commit": theirs}
+        if status < 0 or "BUG:" in text:
+            # git 2.39 fails an assertion of its own on some renames, in a work tree as
+            # well as here.
+            version = ".".join(map(str, git_version()))
+            return MergeCrashError(
+                f"git {version} cannot merge {theirs}: it fails by itself ({text})",
+                hint="another version of git may do it; otherwise have the pull "
+                "request rebased, and pin its new head",
+                where=where,
+            )
         if "unrelated histories" in text:
             hint = (
                 "a merge needs commits of one history: pin a base that the pull "
