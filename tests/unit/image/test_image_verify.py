@@ -883,6 +883,22 @@ def test_document_is_json(shop: Shop) -> None:
     json.dumps(document).encode()
 
 
+def test_big_tracked_files_are_hashed_in_the_end(shop: Shop) -> None:
+    big = bytes(range(256)) * (40 << 10)
+    shop.demo.files["demo/big.bin"] = big
+    shop.expected = folder_tree(shop.demo.write(shop.folder / "expected"))
+    report = shop.over()
+    assert (outcome(report), codes(report)) == (("match", 0), set())
+    changed = Tar().file(f"{SITE}/demo/big.bin", big[:-1] + b"x")
+    report = shop.over(changed)
+    assert outcome(report) == ("mismatch", 1)
+    assert "actual" in report.document()["details"][0]  # type: ignore[index]
+    elsewhere = Tar().file("cache/0", big).hardlink(f"{SITE}/demo/big.bin", "cache/0")
+    assert outcome(shop.over(elsewhere)) == ("match", 0)
+    extra = shop.over(Tar().file(f"{SITE}/demo/evil.so", big))
+    assert outcome(extra) == ("mismatch", 1)
+
+
 def test_many_layers(shop: Shop) -> None:
     layers = [Tar().file(f"layer/{n}", str(n)) for n in range(120)]
     assert shop.over(*layers, jobs=3).verdict == "match"
