@@ -390,13 +390,15 @@ def _hash_content(
                 hint="raise the limit with --max-layer-size if this is intended",
                 where={"path": item.name.decode("utf-8", "backslashreplace")},
             )
-    if interest.passes(entry, item.ordinal):
-        return
-    keep = interest.keeps(entry, item.name, item.ordinal, budget.limits.kept)
-    parts: list[bytes] | None = [] if keep else None
     is_bytecode = item.name.endswith(b".pyc")
     # Executables have no suffix; their first bytes tell their class.
     wants_head = is_bytecode or b"." not in item.name.rpartition(b"/")[2]
+    if interest.passes(entry, item.ordinal):
+        if wants_head:
+            item.head = bytes(next(iter(reader.data()), b"")[:16])
+        return
+    keep = interest.keeps(entry, item.name, item.ordinal, budget.limits.kept)
+    parts: list[bytes] | None = [] if keep else None
     sha1 = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
     wants_sha256 = interest.sha256 or entry.size <= SHA256_UP_TO
     sha256 = hashlib.sha256() if wants_sha256 else None

@@ -238,6 +238,15 @@ def test_wheel_itself(shop: Shop) -> None:
     with zipfile.ZipFile(path, "a") as wheel:
         wheel.writestr("demo/evil.py", "x")
     assert shop.verify(f"wheel:{path}", roots=()).verdict == "mismatch"
+    hidden = shop.folder / "hidden.whl"
+    data = path.read_bytes()
+    one = shop.folder / "one.zip"
+    with zipfile.ZipFile(one, "w") as extra:
+        extra.writestr("demo/hidden.py", "x")
+    member = one.read_bytes()[: one.read_bytes().index(b"PK\1\2")]
+    hidden.write_bytes(member + data)
+    report = shop.verify(f"wheel:{hidden}", roots=())
+    assert report.reason["code"] == "ambiguous-member"
     with zipfile.ZipFile(path, "a") as wheel, pytest.warns(UserWarning):
         wheel.writestr("demo/core.py", "evil")
     report = shop.verify(f"wheel:{path}", roots=())
