@@ -17,6 +17,8 @@ import fcntl
 import os
 import sqlite3
 import tempfile
+import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +31,9 @@ from stackctl.git.store import Store
 
 FACTS_VERSION = 1
 """Version of the meaning of all rows; another version starts with an empty table."""
+
+PATIENCE = 60.0
+"""How long cleaning waits for those who use the cache: seconds."""
 
 T = TypeVar("T")
 
@@ -89,6 +94,7 @@ class Cache:
         self.downloads = folder / "downloads"
         self._store: Store | None = None
         self._database: sqlite3.Connection | None = None
+        self._in_use: int | None = None
 
     @classmethod
     def open(cls, folder: Path | None = None) -> "Cache":
@@ -137,11 +143,40 @@ class Cache:
         """The object store."""
         if self._store is None:
             try:
+                self._hold(fcntl.LOCK_SH)
                 self._store = Store.create(self.folder / "store.git")
                 self._tidy(self._store)
             except OSError as error:
                 raise disk_error(error, self.folder) from error
         return self._store
+
+    def _hold(self, how: int) -> None:
+        """Hold the lock of those who use the store, until this object goes away.
+
+        Cleaning waits for all of them, and they for cleaning.
+        """
+        if self._in_use is None:
+            folder = self.folder / "locks"
+            folder.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._in_use = os.open(folder / "in-use", flags, 0o600)
+            weakref.finalize(self, os.close, self._in_use)
+        fcntl.flock(self._in_use, how)
+
+    def _wait_for_users(self) -> None:
+        limit = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._hold(fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > limit:
+                    raise UsageError(
+                        f"the cache {self.folder} is in use by another run",
+                        kind="cache-in-use",
+                        hint="wait until it has ended, then clean again",
+                    ) from None
+                time.sleep(0.05)
 
     def _tidy(self, store: Store) -> None:
         folder = self.folder / "locks"
@@ -305,7 +340,7 @@ class Cache:
         return parts
 
     def clean(self, *, downloads: bool = True, store: bool = True) -> int:
-        """Delete parts of the cache.
+        """Delete parts of the cache, once no other process uses it.
 
         Args:
             downloads: Delete the downloaded archives.
@@ -317,7 +352,9 @@ class Cache:
         import shutil
 
         before = sum(part.bytes for part in self.usage())
-        with self.lock("clean"):
+        self._hold(fcntl.LOCK_UN)
+        self._wait_for_users()
+        try:
             if store:
                 if self._database is not None:
                     self._database.close()
@@ -328,4 +365,6 @@ class Cache:
                 shutil.rmtree(self.folder / "store.git", ignore_errors=True)
             if downloads:
                 shutil.rmtree(self.downloads, ignore_errors=True)
+        finally:
+            self._hold(fcntl.LOCK_UN)
         return before - sum(part.bytes for part in self.usage())

@@ -17,14 +17,14 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    from stackctl.cli.output import print_error, print_interrupted
-
     as_json = "--json" in arguments
     try:
         from stackctl.cli import app
 
         return app.invoke(list(arguments))
     except KeyboardInterrupt:
+        from stackctl.cli.output import print_interrupted
+
         print_interrupted(as_json)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
@@ -32,6 +32,8 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout = None
         return ExitCode.OK
     except Exception as error:
+        from stackctl.cli.output import print_error
+
         return print_error(error, as_json, verbose="-vv" in arguments)
 
 
@@ -42,6 +44,9 @@ def main() -> NoReturn:
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    # SIGTERM unwinds like Ctrl-C, so that scratch folders are removed.
-    signal.signal(signal.SIGTERM, stop)
-    sys.exit(run(sys.argv[1:]))
+    try:
+        # SIGTERM unwinds like Ctrl-C, so that scratch folders are removed.
+        signal.signal(signal.SIGTERM, stop)
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:  # a second one, while the first was dealt with
+        sys.exit(ExitCode.INTERRUPTED)

@@ -16,14 +16,20 @@ from stackctl.cli import (
     diff,
     doctor,
     export,
+    import_manifest,
     lock,
+    pins,
+    pr,
     range_diff,
     refresh,
+    replay,
+    resolve,
     show,
     status,
     verify_image,
 )
 from stackctl.cli.output import usage_error
+from stackctl.errors import ExitCode
 
 app = typer.Typer(
     name="stackctl",
@@ -67,6 +73,11 @@ for module in (
     range_diff,
     export,
     refresh,
+    pins,
+    resolve,
+    replay,
+    import_manifest,
+    pr,
     doctor,
     cache,
     verify_image,
@@ -95,5 +106,8 @@ def invoke(arguments: list[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.Exit as error:
-        return int(error.exit_code)
+        result = error.exit_code
+    # Newer versions of Typer turn Ctrl-C into this exit code, without a word.
+    if result == ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0

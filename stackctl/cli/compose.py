@@ -70,6 +70,70 @@ def composition_text(
     yield from notes
 
 
+def resolution_notes(
+    project: Path, composition: "Composition", document: dict[str, Any]
+) -> list[str]:
+    """Name the conflict resolutions that were used, and those that nothing used.
+
+    Args:
+        project: The project folder.
+        composition: The whole series, composed.
+        document: Its JSON document, which gets the key `unused_resolutions`.
+
+    Returns:
+        Lines for a person.
+    """
+    from stackctl.compose.resolutions import Resolutions
+
+    unused = Resolutions(project).unused(composition.resolutions)
+    document["unused_resolutions"] = unused
+    return [
+        *(f"resolution      {name}" for name in composition.resolutions),
+        *(f"unused          {name} (nothing conflicts like that)" for name in unused),
+    ]
+
+
+def _compose_locks(session: Session, files: list[Path]) -> Outcome:
+    """Compose the project of each lock and hold it against the lock."""
+    from stackctl.compose.compose import Options, compose_series
+    from stackctl.model.lock import difference, read_lock
+    from stackctl.model.series import load_series
+    from stackctl.project import SERIES_FILE
+
+    documents = []
+    equal = True
+    lines: list[str] = []
+    for file in files:
+        started = time.perf_counter_ns()
+        lock = read_lock(file)
+        series = load_series(file.parent / SERIES_FILE)
+        composition = compose_series(
+            series,
+            session.cache,
+            options=Options(offline=session.offline),
+            progress=session.progress,
+        )
+        found = "; ".join(difference(lock.content, composition.content())) or None
+        ns = time.perf_counter_ns() - started
+        equal &= found is None
+        documents.append(
+            {
+                "lock": str(file),
+                "name": series.name,
+                **composition.document(),
+                "locked": {"equal": found is None, "difference": found},
+                "ns": ns,
+            }
+        )
+        notes = [f"{file}     {found or 'equal'}"]
+        lines += [*composition_text(composition, series.name, ns, notes), ""]
+    return Outcome(
+        documents if len(documents) > 1 else documents[0],
+        lambda: lines[:-1],
+        ExitCode.OK if equal else ExitCode.NO,
+    )
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
 
@@ -98,12 +162,27 @@ def register(app: typer.Typer) -> None:
         locked: Annotated[
             bool, typer.Option("--locked", help="Exit 1 if series.lock differs.")
         ] = False,
+        lock: Annotated[
+            list[Path] | None,
+            typer.Option(
+                metavar="FILE",
+                help="Compose the project of this series.lock and hold it against the "
+                "lock (several times: the components of one release).",
+            ),
+        ] = None,
     ) -> Outcome:
         """Compose the series, or a subset, onto the base: one tree everywhere."""
         from stackctl.compose.compose import Options, compose_series
         from stackctl.compose.plan import Selection
 
         started = time.perf_counter_ns()
+        if lock:
+            others = (base_only, upto, only, without, force, no_commits, out, into, ref)
+            if any(others):
+                raise UsageError(
+                    "--lock goes with --json, --offline and no other option"
+                )
+            return _compose_locks(session, lock)
         if (into is None) != (ref is None):
             raise UsageError("--into and --ref go together")
         if no_commits and (into is not None or locked):
@@ -122,6 +201,8 @@ def register(app: typer.Typer) -> None:
         )
         document: dict[str, Any] = composition.document()
         notes: list[str] = []
+        if selection.whole:
+            notes += resolution_notes(session.project, composition, document)
         code = ExitCode.OK
         if locked:
             from stackctl.compose.lock import compare_with_lock

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from stackctl.cli.command import Session, command
-from stackctl.cli.compose import composition_text
+from stackctl.cli.compose import composition_text, resolution_notes
 from stackctl.cli.output import Outcome
 from stackctl.errors import ExitCode
 
@@ -57,7 +57,8 @@ def register(app: typer.Typer) -> None:
             note = f"series.lock     {'written' if changed else 'unchanged'}"
         ns = time.perf_counter_ns() - started
         document = {**composition.document(), "locked": extra, "ns": ns}
+        notes = [*resolution_notes(session.project, composition, document), note]
         name = session.series.name
         return Outcome(
-            document, lambda: composition_text(composition, name, ns, [note]), code
+            document, lambda: composition_text(composition, name, ns, notes), code
         )

@@ -82,8 +82,60 @@ def _patch_document(patch: "Patch") -> dict[str, Any]:
     }
 
 
+def _resolutions(session: Session, document: dict[str, Any], name: str | None) -> None:
+    """Add the conflict resolutions that the composition uses, and the unused ones.
+
+    Only a composition knows them; where there can be none, nothing is composed.
+    """
+    from stackctl.compose.resolutions import Resolutions
+
+    resolutions = Resolutions(session.project)
+    document["resolutions"] = []
+    if not resolutions.files():
+        return
+    from stackctl.compose.compose import Options, compose_series
+    from stackctl.errors import StackctlError
+
+    try:
+        composition = compose_series(
+            session.series,
+            session.cache,
+            options=Options(offline=session.offline),
+            progress=session.progress,
+        )
+    except StackctlError as error:
+        document["resolutions"] = None
+        document["problem"] = error.message
+        return
+    document["resolutions"] = sorted(
+        {
+            file
+            for step in composition.steps
+            if name in (None, step.set)
+            for file in step.resolutions
+        }
+    )
+    if name is None:
+        document["unused_resolutions"] = resolutions.unused(composition.resolutions)
+
+
+def _resolution_text(document: dict[str, Any]) -> Iterable[str]:
+    if document.get("problem"):
+        yield f"resolutions: not known, it does not compose: {document['problem']}"
+    for name in document["resolutions"] or ():
+        yield f"resolution  {name}"
+    for name in document.get("unused_resolutions", ()):
+        yield f"unused      {name} (nothing conflicts like that)"
+
+
 def _changed(old: tuple[bytes, ...], new: tuple[bytes, ...]) -> tuple[int, int]:
     """Count the lines a hunk removes and adds: both sides less their common lines."""
+    if len(old) * len(new) > 1_000_000:
+        # Exact matching is quadratic; for huge hunks, equal lines count as kept.
+        from collections import Counter
+
+        kept = (Counter(old) & Counter(new)).total()
+        return len(old) - kept, len(new) - kept
     from difflib import SequenceMatcher
 
     same = sum(
@@ -105,7 +157,9 @@ def _set_text(document: dict[str, Any]) -> Iterable[str]:
         yield f"  {'requires':<9} {', '.join(document['requires'])}"
     if document["pull"]:
         pull = document["pull"]
-        yield f"  {'pull':<9} {pull['repo']}#{pull['number']}"
+        where = f"#{pull['number']}" if pull["number"] else ""
+        pinned = f" at {pull['head']}" if pull["head"] else ""
+        yield f"  {'pull':<9} {pull['repo']}{where}{pinned}"
     for kind, names in document["gates"].items():
         if names:
             yield f"  {kind:<9} {', '.join(names)}"
@@ -138,8 +192,12 @@ def register(app: typer.Typer) -> None:
                 else _set_document(each, 0)
                 for each in series.sets
             ]
-            document = {"name": series.name, "sets": sets}
-            return Outcome(document, lambda: _series_text(series, sets))
+            document: dict[str, Any] = {"name": series.name, "sets": sets}
+            _resolutions(session, document, None)
+            return Outcome(
+                document,
+                lambda: [*_series_text(series, sets), *_resolution_text(document)],
+            )
         from stackctl.git.command import HermeticGit
         from stackctl.git.patchtext.mail import read_patches
 
@@ -150,4 +208,7 @@ def register(app: typer.Typer) -> None:
             for patch in read_patches(file.data, name=file.name, git=HermeticGit())
         ]
         document = _set_document(patch_set, len(patches)) | {"files": patches}
-        return Outcome(document, lambda: _set_text(document))
+        _resolutions(session, document, name)
+        return Outcome(
+            document, lambda: [*_set_text(document), *_resolution_text(document)]
+        )

@@ -308,8 +308,9 @@ def refresh_from_folder(
     _folder(series, patch_set)
     composer = make_composer(series, cache, offline, progress)
     composed = composer.compose(Selection(upto=name))
-    edited, _ = import_path(folder, cache=cache, progress=progress)
     start = composer.compose(WHOLE).tree if whole else composed.tree
+    edited, _ = import_path(folder, cache=cache, progress=progress)
+    edited, ignored = _without_ignored(cache.store, start, edited, folder)
     if edited == start:
         raise UsageError(
             f"{folder} is the composed tree: there is nothing to fold in",
@@ -348,7 +349,39 @@ def refresh_from_folder(
             kind="lossy-patch",
             where={"set": name},
         )
-    return replace(write_set(series, patch_set, patches), notes=notes)
+    return replace(write_set(series, patch_set, patches), notes=(*notes, *ignored))
+
+
+def _without_ignored(
+    store: Store, start: TreeId, edited: TreeId, folder: Path
+) -> tuple[TreeId, tuple[str, ...]]:
+    """Drop new files that the tree's own `.gitignore` names, as `git add` would.
+
+    Files of the composed tree count whatever `.gitignore` says; only what running the
+    tree left behind (bytecode, caches) is new and ignored.
+    """
+    known = {path for path, _, _ in store.walk(start)}
+    fresh = [path for path, _, _ in store.walk(edited) if path not in known]
+    if not fresh:
+        return edited, ()
+    git = HermeticGit(store.git_dir, work_tree=folder.absolute())
+    _, out, _ = git.call(
+        "check-ignore", "--no-index", "-z", "--stdin", stdin=b"\0".join([*fresh, b""])
+    )
+    ignored = [path for path in out.split(b"\0") if path]
+    if not ignored:
+        return edited, ()
+    workspace = Workspace(store, edited, every_step=False)
+    try:
+        for path in ignored:
+            workspace.editor.delete(path)
+        tree = workspace.write_tree()
+        workspace.publish()
+    finally:
+        workspace.abort()
+    shown = ignored[0].decode("utf-8", "backslashreplace")
+    more = f" and {len(ignored) - 1} more" if len(ignored) > 1 else ""
+    return tree, (f"left out as ignored: {shown}{more}",)
 
 
 def _add_commit(store: Store, raw: bytes) -> CommitId:

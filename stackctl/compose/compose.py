@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composing: base plus sets, a tree and a commit per patch, no work tree, no index.
 
-What a step makes follows from the commit below it and the bytes of its patch file
-alone, so steps are remembered by those two and a changed patch recomposes from there
-on.
+A plan is a list of sources: patch files, and pinned pull requests. What a source makes
+follows from the commit below it and its own digest alone (and from the conflict
+resolutions, where a pull request needs some), so steps are remembered by those and a
+changed source recomposes from there on.
 """
 
 import json
@@ -11,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from io import BytesIO
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 from stackctl.base import ResolvedBase, resolve_base
 from stackctl.cache import Cache, disk_error
 from stackctl.compose.digest import content_sha256
 from stackctl.compose.model import Composition, Step
 from stackctl.compose.plan import WHOLE, Selection, select
-from stackctl.compose.sources import PatchFile, patch_files
-from stackctl.errors import ConflictError, InputError, InternalError, StackctlError
+from stackctl.compose.sources import PatchFile, PinnedPull, Source, set_sources
+from stackctl.errors import ConflictError, StackctlError
 from stackctl.git.objects import encode_commit
 from stackctl.model.canonical import canonical_json
 from stackctl.model.ids import CommitId, Sha256, TreeId
@@ -27,10 +29,11 @@ from stackctl.model.series import PatchSet, Series
 from stackctl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
+    from stackctl.compose.resolutions import Resolutions
     from stackctl.git.apply import Workspace
     from stackctl.git.patchtext.model import Patch
 
-RULES = 1
+RULES = 2
 """Version of the rules by which steps are made; part of every remembered step's key."""
 
 COMMITTER = b"stackctl <stackctl@localhost>"
@@ -77,8 +80,8 @@ def _first_key(base: ResolvedBase) -> bytes:
     return sha256(f"compose/{RULES} {base.commit} {base.tree}".encode()).digest()
 
 
-def _next_key(key: bytes, file: PatchFile) -> bytes:
-    return sha256(key + bytes.fromhex(file.sha256)).digest()
+def _next_key(key: bytes, source: Source) -> bytes:
+    return sha256(key + bytes.fromhex(source.sha256)).digest()
 
 
 class Composer:
@@ -105,6 +108,20 @@ class Composer:
         self.base = base
         self.options = options or Options()
         self.progress = progress
+        self._resolutions: Resolutions | None = None
+
+    @property
+    def resolutions(self) -> "Resolutions":
+        """The project's conflict resolutions."""
+        if self._resolutions is None:
+            from stackctl.compose.resolutions import Resolutions
+
+            self._resolutions = Resolutions(self.series.root)
+        return self._resolutions
+
+    def forget_resolutions(self) -> None:
+        """Read the conflict resolutions again when they are needed next."""
+        self._resolutions = None
 
     def compose(self, selection: Selection = WHOLE) -> Composition:
         """Compose a subset of the series.
@@ -120,64 +137,63 @@ class Composer:
             InputError: A patch cannot be read.
         """
         plan = [
-            (patch_set, self._files(patch_set))
+            (patch_set, set_sources(self.series, patch_set))
             for patch_set in select(self.series, selection)
         ]
-        steps = self._chain(plan)
+        composer = self
+        if any(isinstance(each, PinnedPull) for _, sources in plan for each in sources):
+            # A merge is one of commits: there is no way to make only the tree.
+            composer = self if self.options.commits else self._with_commits()
+        steps = composer._chain(plan)
         tree = steps[-1].tree if steps else self.base.tree
         digest = content_sha256(self.cache, tree)
         if not self.options.commits:
+            steps = tuple(replace(step, commit=None) for step in steps)
             return Composition(self.base, steps, tree, None, digest)
         commit = steps[-1].commit if steps else self.base.commit
         return Composition(self.base, steps, tree, commit, digest)
 
-    def _files(self, patch_set: PatchSet) -> list[PatchFile]:
-        if not patch_set.composed:
-            return []
-        if patch_set.patches is None:
-            raise InputError(
-                f"set `{patch_set.name}` comes from pinned commits, which this version "
-                "cannot compose yet",
-                kind="not-supported",
-                hint="export its commits as patches: `stackctl export`",
-                where={"set": patch_set.name},
-            )
-        return patch_files(self.series, patch_set)
+    def _with_commits(self) -> "Composer":
+        return Composer(
+            self.series,
+            self.cache,
+            self.base,
+            replace(self.options, commits=True),
+            self.progress,
+        )
 
-    def _chain(
-        self, plan: Sequence[tuple[PatchSet, list[PatchFile]]]
-    ) -> tuple[Step, ...]:
-        files = [file for _, files in plan for file in files]
+    def _chain(self, plan: Sequence[tuple[PatchSet, list[Source]]]) -> tuple[Step, ...]:
+        sources = [source for _, sources in plan for source in sources]
         keys = []
         key = _first_key(self.base)
-        for file in files:
-            key = _next_key(key, file)
+        for source in sources:
+            key = _next_key(key, source)
             keys.append(key)
-        known = self._known_prefix(files, keys)
+        known = self._known_prefix(sources, keys)
         made: dict[int, list[Step]] = dict(enumerate(known))
         tree, commit = self.base.tree, self.base.commit
         if known:
             tree, commit = known[-1][-1].tree, known[-1][-1].commit or commit
-        if len(known) < len(files):
-            fresh = self.make(files[len(known) :], tree, commit)
+        if len(known) < len(sources):
+            fresh = self.make(sources[len(known) :], tree, commit)
             for number, steps in enumerate(fresh, len(known)):
                 made[number] = steps
             if self.options.commits:
-                self._remember(keys[len(known) :], fresh)
+                self._remember(keys[len(known) :], fresh, commit)
         return self._in_order(plan, made)
 
     def _in_order(
         self,
-        plan: Sequence[tuple[PatchSet, list[PatchFile]]],
+        plan: Sequence[tuple[PatchSet, list[Source]]],
         made: dict[int, list[Step]],
     ) -> tuple[Step, ...]:
         out: list[Step] = []
         number = 0
-        for patch_set, files in plan:
+        for patch_set, sources in plan:
             if patch_set.disposition != "included":
                 out.append(self._not_composed(patch_set, out))
-            for file in files:
-                out += [replace(step, set=file.set) for step in made[number]]
+            for source in sources:
+                out += [replace(step, set=source.set) for step in made[number]]
                 number += 1
         return tuple(out)
 
@@ -198,23 +214,29 @@ class Composer:
         )
 
     def _known_prefix(
-        self, files: Sequence[PatchFile], keys: Sequence[bytes]
+        self, sources: Sequence[Source], keys: Sequence[bytes]
     ) -> list[list[Step]]:
         facts = self.cache.get("step", keys)
         known: list[list[Step]] = []
-        for file, key in zip(files, keys, strict=True):
+        onto: str | None = self.base.commit
+        for source, key in zip(sources, keys, strict=True):
             if key not in facts:
                 break
-            rows = json.loads(facts[key])["steps"]
-            names = [file.name]
+            fact = json.loads(facts[key])
+            # With other conflict resolutions, the same sources end elsewhere.
+            if fact["onto"] != onto or not self._still_resolved(fact["resolutions"]):
+                break
+            rows = fact["steps"]
+            names = [source.name]
             if len(rows) > 1:
-                names = [f"{file.name}#{number}" for number in range(1, len(rows) + 1)]
+                names = [f"{source.name}#{n}" for n in range(1, len(rows) + 1)]
             known.append(
                 [
-                    self._recall(file, name, row)
+                    self._recall(source, name, row)
                     for name, row in zip(names, rows, strict=True)
                 ]
             )
+            onto = known[-1][-1].commit
         # A fact outlives its objects where somebody deleted a part of the cache.
         store = self.cache.store
         while known:
@@ -226,55 +248,117 @@ class Composer:
             known = [[replace(step, commit=None) for step in each] for each in known]
         return known
 
-    @staticmethod
-    def _recall(file: PatchFile, name: str, row: dict[str, str | None]) -> Step:
-        tree, commit = row["tree"], row["commit"]
-        if tree is None:
-            raise InternalError("a remembered step has no tree")
-        return Step(
-            set=file.set,
-            patch=name,
-            sha256=Sha256(row["sha256"] or file.sha256),
-            head=None,
-            strategy="apply",
-            disposition="applied",
-            patch_id=row["patch_id"],
-            tree=TreeId(tree),
-            commit=CommitId(commit) if commit else None,
-            how="cached",
+    def _still_resolved(self, used: dict[str, str]) -> bool:
+        return all(
+            self.resolutions.digest(name) == digest for name, digest in used.items()
         )
 
-    def _remember(self, keys: Sequence[bytes], made: list[list[Step]]) -> None:
+    @staticmethod
+    def _recall(source: Source, name: str, row: dict[str, Any]) -> Step:
+        pinned = isinstance(source, PinnedPull)
+        return Step(
+            set=source.set,
+            patch=None if pinned else name,
+            sha256=None if pinned else Sha256(row["sha256"] or source.sha256),
+            head=CommitId(row["head"]) if pinned else None,
+            strategy=source.strategy if isinstance(source, PinnedPull) else "apply",
+            disposition=row["disposition"],
+            patch_id=row["patch_id"],
+            tree=TreeId(row["tree"]),
+            commit=CommitId(row["commit"]),
+            how="cached",
+            resolutions=tuple(row.get("resolutions", ())),
+        )
+
+    def _remember(
+        self, keys: Sequence[bytes], made: list[list[Step]], onto: CommitId
+    ) -> None:
         facts = {}
         for key, steps in zip(keys, made, strict=True):
-            rows = [
-                {
+            rows = []
+            used: dict[str, str | None] = {}
+            for step in steps:
+                row: dict[str, object] = {
                     "sha256": step.sha256,
                     "patch_id": step.patch_id,
+                    "disposition": step.disposition,
                     "tree": step.tree,
                     "commit": step.commit,
                 }
-                for step in steps
-            ]
-            facts[key] = canonical_json({"steps": rows})
+                if step.head is not None:
+                    row["head"] = step.head
+                if step.resolutions:
+                    row["resolutions"] = list(step.resolutions)
+                    for name in step.resolutions:
+                        used[name] = self.resolutions.digest(name)
+                rows.append(row)
+            fact = {"steps": rows, "onto": onto, "resolutions": used}
+            facts[key] = canonical_json(fact)
+            onto = steps[-1].commit or onto
         self.cache.put("step", facts)
 
     def make(
-        self, files: Sequence[PatchFile], tree: TreeId, commit: CommitId
+        self, sources: Sequence[Source], tree: TreeId, commit: CommitId
     ) -> list[list[Step]]:
-        """Compose patch files onto a commit, remembering nothing.
+        """Compose sources onto a commit, remembering nothing.
 
         Args:
-            files: Patch files in order.
+            sources: Patch files and pinned pull requests, in order.
             tree: Hex id of the tree to start from.
             commit: Hex id of its commit.
 
         Returns:
-            The steps of each file. Without commits, only the last step's tree is right.
+            The steps of each source. Without commits, only the last step's tree is
+            right.
 
         Raises:
-            ConflictError: A patch does not apply; nothing is written then.
+            ConflictError: A patch does not apply, or a pull request does not merge.
         """
+        made: list[list[Step]] = []
+        for _, group in groupby(sources, type):
+            some = list(group)
+            pulls = [each for each in some if isinstance(each, PinnedPull)]
+            files = [each for each in some if isinstance(each, PatchFile)]
+            if pulls:
+                steps = self._make_pinned(pulls, tree, commit)
+            else:
+                steps = self._make_patches(files, tree, commit)
+            tree, commit = steps[-1][-1].tree, steps[-1][-1].commit or commit
+            made += steps
+        return made
+
+    def _make_pinned(
+        self, pulls: Sequence[PinnedPull], tree: TreeId, commit: CommitId
+    ) -> list[list[Step]]:
+        # Costly to import, and most series have only patches.
+        from stackctl.compose.pinned import PinnedMaker, with_patch_ids
+
+        maker = PinnedMaker(
+            self.series,
+            self.cache,
+            self.resolutions,
+            offline=self.options.offline,
+            progress=self.progress,
+        )
+        made = maker.make(pulls, self.base.commit, tree, commit)
+        if not self.options.patch_ids:
+            return made
+        own = dict.fromkeys(
+            step.commit for steps in made for step in steps if step.commit is not None
+        )
+        own.pop(commit, None)
+        ids = patch_ids(self.cache, list(own))
+        out = []
+        before = commit
+        for steps in made:
+            out.append(with_patch_ids(steps, ids, before))
+            before = steps[-1].commit or before
+        return out
+
+    def _make_patches(
+        self, files: Sequence[PatchFile], tree: TreeId, commit: CommitId
+    ) -> list[list[Step]]:
+        """Apply patch files; nothing is written where one does not apply."""
         # Not needed where every step is known, and costly to import.
         from stackctl.git.apply import Workspace
         from stackctl.git.patchtext.mail import read_patches
@@ -375,6 +459,8 @@ def patch_ids(cache: Cache, commits: Sequence[str]) -> dict[str, str | None]:
     """
     from stackctl.git.patchtext.patchid import patch_id
 
+    if not commits:
+        return {}
     text = cache.store.git.run(
         "diff-tree",
         "--stdin",

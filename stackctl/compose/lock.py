@@ -9,8 +9,9 @@ from stackctl.cache import Cache
 from stackctl.compose.compose import Options, compose_series
 from stackctl.compose.model import Composition
 from stackctl.compose.plan import select
+from stackctl.compose.resolutions import Resolutions
 from stackctl.compose.routes import check_routes
-from stackctl.compose.sources import patch_files
+from stackctl.compose.sources import set_sources
 from stackctl.errors import InputError
 from stackctl.git.command import git_version
 from stackctl.model.lock import Lock, MadeBy, difference, read_lock, write_lock
@@ -58,17 +59,17 @@ def make_lock(
     composition = compose_series(
         series, cache, options=Options(offline=offline), progress=progress
     )
-    files = [
-        file
+    sources = [
+        source
         for patch_set in select(series)
-        if patch_set.composed and patch_set.patches is not None
-        for file in patch_files(series, patch_set)
+        for source in set_sources(series, patch_set)
     ]
-    check_routes(cache.store, composition, files, progress)
+    check_routes(cache.store, composition, sources, Resolutions(series.root), progress)
     made_by = MadeBy(
         tool=f"stackctl {__version__}",
         git=".".join(map(str, git_version())),
         python=platform.python_version(),
+        resolutions=composition.resolutions,
     )
     return composition, Lock(content=composition.content(), made_by=made_by)
 

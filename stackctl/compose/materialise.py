@@ -6,6 +6,7 @@ modes. Files are written into a temporary folder beside the target and renamed a
 end.
 """
 
+import errno
 import os
 from pathlib import Path
 
@@ -139,5 +140,12 @@ def materialise(
             # Replaces an empty folder; fails where somebody filled it meanwhile.
             os.rename(folder, target)
     except OSError as error:
+        if error.errno in (errno.EBUSY, errno.EXDEV):
+            raise UsageError(
+                f"{target} is a mount point, which a finished folder cannot replace",
+                kind="out-exists",
+                hint="name a folder inside it",
+                where={"file": str(target)},
+            ) from error
         raise disk_error(error, target) from error
     return count

@@ -25,6 +25,8 @@ class Step:
         tree: Tree after the step; empty where only the final tree was made.
         commit: Commit after the step, None where commits were not asked for.
         how: `native`, `git` (fell back) or `cached`; not part of the composition.
+        resolutions: Files of the conflict resolutions that were used, relative to the
+            project; not part of the composition.
     """
 
     set: str
@@ -37,6 +39,7 @@ class Step:
     tree: TreeId
     commit: CommitId | None
     how: str = field(compare=False, default="native")
+    resolutions: tuple[str, ...] = field(compare=False, default=())
 
     def locked(self) -> lock.Step:
         """Return the step as a lock records it."""
@@ -67,6 +70,7 @@ class Step:
             "tree": self.tree or None,
             "commit": self.commit,
             "how": self.how,
+            **({"resolutions": list(self.resolutions)} if self.resolutions else {}),
         }
 
 
@@ -117,6 +121,12 @@ class Composition:
             return None
         return lock.composition_id(self.content())
 
+    @property
+    def resolutions(self) -> tuple[str, ...]:
+        """Files of the conflict resolutions that were used, in order of their names."""
+        used = {name for step in self.steps for name in step.resolutions}
+        return tuple(sorted(used))
+
     def document(self) -> dict[str, object]:
         """Return the composition as the JSON document of `compose`."""
         return {
@@ -131,4 +141,5 @@ class Composition:
             "tree": self.tree,
             "commit": self.commit,
             "content_sha256": self.content_sha256,
+            "resolutions": list(self.resolutions),
         }

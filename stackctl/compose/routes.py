@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The second route: the same series composed by git alone, from the original bytes.
+"""The second route: the same series composed by git alone, from the original sources.
 
-Nothing of our patch reader, tree editor or cache takes part: git reads each patch file
-into an index of the whole tree and writes the tree. A lock is written only where both
-routes agree after every file.
+Nothing of our patch reader, tree editor, in-memory merge or cache takes part: git reads
+each patch file into an index of the whole tree and writes the tree; a pinned pull
+request is merged or picked by `git merge` and `git cherry-pick` in a work tree. A lock
+is written only where both routes agree after every source.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from stackctl.compose.model import Composition
-from stackctl.compose.sources import PatchFile
+from stackctl.compose.model import Composition, Step
+from stackctl.compose.resolutions import Resolutions
+from stackctl.compose.sources import PatchFile, PinnedPull, Source
 from stackctl.errors import InternalError
 from stackctl.git.command import GitCommandError, HermeticGit
+from stackctl.git.merge import Conflict
+from stackctl.git.objects import Entry
 from stackctl.git.store import Store, create_bare
-from stackctl.model.ids import TreeId
+from stackctl.model.ids import CommitId, TreeId
 from stackctl.progress import SILENT, Progress
 from stackctl.scratch import scratch_folder
 
@@ -24,6 +29,15 @@ _ENCODED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 
+_IDENTITY = {
+    "GIT_AUTHOR_NAME": "stackctl",
+    "GIT_AUTHOR_EMAIL": "stackctl@localhost",
+    "GIT_AUTHOR_DATE": "@0 +0000",
+    "GIT_COMMITTER_NAME": "stackctl",
+    "GIT_COMMITTER_EMAIL": "stackctl@localhost",
+    "GIT_COMMITTER_DATE": "@0 +0000",
+}
+
 
 class RoutesDisagreeError(InternalError):
     """Our composition differs from the one real git makes."""
@@ -31,49 +45,172 @@ class RoutesDisagreeError(InternalError):
     default_kind = "routes-disagree"
 
 
-def trees_by_git(
-    store: Store,
-    base: TreeId,
-    files: Sequence[PatchFile],
-    progress: Progress = SILENT,
-) -> list[TreeId]:
-    """Apply patch files with `git apply --cached` and return the tree after each.
+class _GitRoute:
+    """A scratch clone in which git composes."""
 
-    Args:
-        store: Holds the base tree.
-        base: Hex id of the base tree.
-        files: Patch files in order.
-        progress: Told the number of files done.
-    """
-    with scratch_folder(store.git_dir / "scratch") as folder:
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        tree: TreeId,
+        commit: CommitId,
+        resolutions: Resolutions,
+    ) -> None:
         scratch = folder / "scratch.git"
         create_bare(scratch)
         alternates = scratch / "objects" / "info" / "alternates"
         alternates.write_text(f"{(store.git_dir / 'objects').resolve()}\n")
-        git = Store(scratch).git.with_env(GIT_INDEX_FILE=str(folder / "index"))
-        git.run("read-tree", base)
+        shallow = store.git_dir / "shallow"
+        if shallow.exists():
+            (scratch / "shallow").write_bytes(shallow.read_bytes())
+        # No conversion on the way into the work tree and back; how a file is merged
+        # stays with the attributes of the tree.
+        (scratch / "info").mkdir(exist_ok=True)
+        (scratch / "info" / "attributes").write_text(
+            "* -text -ident !eol !filter !working-tree-encoding\n"
+        )
+        self.folder = folder
+        self.work_tree = folder / "tree"
+        self.scratch = scratch
+        self.resolutions = resolutions
+        index = {"GIT_INDEX_FILE": str(folder / "index")}
+        self.git = HermeticGit(scratch, env=index)
+        self.merging = HermeticGit(
+            scratch, work_tree=self.work_tree, env={**index, **_IDENTITY}
+        )
+        self.git.run("read-tree", tree)
+        self.tree = tree
+        self.commit = commit
+
+    def apply(self, file: PatchFile) -> None:
+        """Apply a patch file to the index."""
+        for text in _diffs(self.git, file.data, self.folder / "mail"):
+            self.git.run(
+                "apply",
+                "--cached",
+                "--whitespace=nowarn",
+                "--allow-empty",
+                "-",
+                stdin=text,
+            )
+        self.tree = TreeId(self.git.text("write-tree"))
+
+    def merge(self, pull: PinnedPull) -> None:
+        """Merge or pick a pull request in the work tree."""
+        self._check_out()
+        if pull.strategy == "merge":
+            self._take(("merge", "--no-ff", "--no-edit", "-q", pull.head), pull.head)
+            return
+        for commit in pull.pull.commits:
+            # What a merge or an earlier pick brought already is no commit to pick.
+            reached = self.git.call("merge-base", "--is-ancestor", commit, self.commit)
+            if reached[0]:
+                self._take(
+                    ("cherry-pick", "--allow-empty", "--keep-redundant-commits",
+                     "--allow-empty-message", commit),
+                    None,
+                )  # fmt: skip
+
+    def _check_out(self) -> None:
+        if self.git.text("rev-parse", f"{self.commit}^{{tree}}") != self.tree:
+            self.commit = CommitId(
+                self.merging.text(
+                    "commit-tree", "-p", self.commit, "-m", "patches", self.tree
+                )
+            )
+        (self.scratch / "HEAD").write_text(f"{self.commit}\n")
+        self.work_tree.mkdir(exist_ok=True)
+        self.merging.run("read-tree", "--reset", "-u", self.tree, cwd=self.work_tree)
+
+    def _take(self, command: tuple[str, ...], head: CommitId | None) -> None:
+        # The attributes of the first parent decide, also in gits that would take them
+        # from the tree that is named in the environment.
+        git = self.merging.with_env(GIT_ATTR_SOURCE=self.tree)
+        status, out, err = git.call(
+            "-c", "core.fsync=none", *command, cwd=self.work_tree
+        )
+        if status:
+            unmerged = git.run("ls-files", "-u", "-z")
+            if not unmerged:
+                raise GitCommandError(command, status, out, err)
+            for conflict in _unmerged(unmerged):
+                self._resolve(git, conflict)
+            tree = git.text("write-tree")
+            parents = ["-p", self.commit, *(["-p", head] if head else [])]
+            self.commit = CommitId(
+                git.text("commit-tree", *parents, "-m", "resolved", tree)
+            )
+            for name in ("MERGE_HEAD", "CHERRY_PICK_HEAD"):
+                (self.scratch / name).unlink(missing_ok=True)
+            (self.scratch / "HEAD").write_text(f"{self.commit}\n")
+            git.run("read-tree", "--reset", "-u", tree, cwd=self.work_tree)
+        self.commit = CommitId(git.text("rev-parse", "HEAD"))
+        self.tree = TreeId(git.text("rev-parse", "HEAD^{tree}"))
+
+    def _resolve(self, git: HermeticGit, conflict: Conflict) -> None:
+        found = self.resolutions.find(conflict)
+        if found is None:
+            shown = conflict.path.decode("utf-8", "replace")
+            raise RoutesDisagreeError(
+                f"git reports a conflict in {shown} that our merge does not have",
+                hint="please report this with the pull request; no lock was written",
+            )
+        path = os.fsdecode(conflict.path)
+        entry = found[1].entry
+        git.run("update-index", "--force-remove", "--", path, cwd=self.work_tree)
+        if entry is not None:
+            if entry.mode != 0o160000:
+                git.run("hash-object", "-w", "--stdin", stdin=found[1].data)
+            info = f"{entry.mode:06o},{entry.oid.hex()},{path}"
+            git.run("update-index", "--add", "--cacheinfo", info, cwd=self.work_tree)
+
+
+def _unmerged(listing: bytes) -> list[Conflict]:
+    stages: dict[bytes, list[Entry | None]] = {}
+    for line in listing.split(b"\0"):
+        if line:
+            head, _, path = line.partition(b"\t")
+            mode, oid, stage = head.split(b" ")
+            entry = Entry(int(mode, 8), bytes.fromhex(oid.decode("ascii")))
+            stages.setdefault(path, [None, None, None])[int(stage) - 1] = entry
+    return [Conflict(path, *each) for path, each in sorted(stages.items())]
+
+
+def trees_by_git(
+    store: Store,
+    base: tuple[TreeId, CommitId],
+    sources: Sequence[Source],
+    resolutions: Resolutions,
+    progress: Progress = SILENT,
+) -> list[TreeId]:
+    """Compose sources with git's own commands and return the tree after each.
+
+    Args:
+        store: Holds the base, and the commits of pinned pull requests.
+        base: Tree and commit of the base.
+        sources: Patch files and pinned pull requests, in order.
+        resolutions: The project's conflict resolutions.
+        progress: Told the number of sources done.
+    """
+    with scratch_folder(store.git_dir / "scratch") as folder:
+        route = _GitRoute(store, folder, *base, resolutions)
         trees = []
-        for number, file in enumerate(files):
-            progress.update("check with git", number, len(files))
+        for number, source in enumerate(sources):
+            progress.update("check with git", number, len(sources))
             try:
-                for text in _diffs(git, file.data, folder / "mail"):
-                    git.run(
-                        "apply",
-                        "--cached",
-                        "--whitespace=nowarn",
-                        "--allow-empty",
-                        "-",
-                        stdin=text,
-                    )
+                if isinstance(source, PinnedPull):
+                    route.merge(source)
+                else:
+                    route.apply(source)
             except GitCommandError as error:
                 raise RoutesDisagreeError(
-                    f"{file.name} of set `{file.set}` was composed here, but git "
+                    f"{source.name} of set `{source.set}` was composed here, but git "
                     f"refuses it: {error.stderr.decode('utf-8', 'replace').strip()}",
                     hint="please report this with the patch",
-                    where={"set": file.set, "patch": file.name},
+                    where={"set": source.set, "patch": source.name},
                 ) from error
-            trees.append(TreeId(git.text("write-tree")))
-        progress.update("check with git", len(files), len(files))
+            trees.append(route.tree)
+        progress.update("check with git", len(sources), len(sources))
         return trees
 
 
@@ -104,40 +241,49 @@ def _diffs(git: HermeticGit, data: bytes, folder: Path) -> list[bytes]:
     return out
 
 
+def _trees(steps: Sequence[Step]) -> dict[tuple[str, str | None], TreeId]:
+    """Return the tree after each source by set and name; pull requests have None."""
+    out: dict[tuple[str, str | None], TreeId] = {}
+    for step in steps:
+        name = step.patch
+        if name is not None:
+            # The n-th patch of a file with several is called `name#n`.
+            stem, mark, number = name.rpartition("#")
+            if mark and number.isdigit():
+                out[step.set, stem] = step.tree
+        out[step.set, name] = step.tree
+    return out
+
+
 def check_routes(
     store: Store,
     composition: Composition,
-    files: Sequence[PatchFile],
+    sources: Sequence[Source],
+    resolutions: Resolutions,
     progress: Progress = SILENT,
 ) -> None:
-    """Compare a composition with git's, file by file.
+    """Compare a composition with git's, source by source.
 
     Args:
-        store: Holds the base tree.
+        store: Holds the base, and the commits of pinned pull requests.
         composition: What was composed here, with a tree for every step.
-        files: The patch files it was composed from, in order.
-        progress: Told the number of files done.
+        sources: What it was composed from, in order.
+        resolutions: The project's conflict resolutions.
+        progress: Told the number of sources done.
 
     Raises:
-        RoutesDisagreeError: The trees differ, or git refuses a file.
+        RoutesDisagreeError: The trees differ, or git refuses a source.
     """
-    names = {(file.set, file.name) for file in files}
-    expected: dict[tuple[str, str], TreeId] = {}
-    for step in composition.steps:
-        if step.patch is None:
-            continue
-        key = (step.set, step.patch)
-        if key not in names:
-            # The n-th patch of a file with several is called `name#n`.
-            key = (step.set, step.patch.rpartition("#")[0])
-        expected[key] = step.tree
-    trees = trees_by_git(store, composition.base.tree, files, progress)
-    for file, tree in zip(files, trees, strict=True):
-        ours = expected.get((file.set, file.name))
+    expected = _trees(composition.steps)
+    base = (composition.base.tree, composition.base.commit)
+    trees = trees_by_git(store, base, sources, resolutions, progress)
+    for source, tree in zip(sources, trees, strict=True):
+        name = source.name if isinstance(source, PatchFile) else None
+        ours = expected.get((source.set, name))
         if ours != tree:
             raise RoutesDisagreeError(
-                f"after {file.name} of set `{file.set}` we have tree {ours}, git has "
-                f"{tree}",
+                f"after {source.name} of set `{source.set}` we have tree {ours}, git "
+                f"has {tree}",
                 hint="please report this with the patch; no lock was written",
-                where={"set": file.set, "patch": file.name},
+                where={"set": source.set, "patch": source.name},
             )

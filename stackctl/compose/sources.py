@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The patch files of a set: which there are, in which order, and their bytes."""
+"""Where the steps of a set come from: patch files, or a pinned pull request."""
 
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 from stackctl.errors import InputError
 from stackctl.fsutil import read_regular
-from stackctl.model.ids import Sha256
-from stackctl.model.series import PatchSet, Series
+from stackctl.model.canonical import canonical_json
+from stackctl.model.ids import CommitId, Sha256
+from stackctl.model.series import PatchSet, Pull, Series
 
 MAX_PATCH_BYTES = 256 << 20
 """Largest patch file that is read: bytes."""
@@ -32,6 +34,80 @@ class PatchFile:
     path: Path
     data: bytes
     sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPull:
+    """A pinned pull request as the source of a set.
+
+    Attributes:
+        set: Name of its set.
+        pull: The pull request; its head is pinned.
+        head: The pinned head.
+        strategy: How it enters the composition.
+        sha256: Digest of everything that decides what it becomes.
+    """
+
+    set: str
+    pull: Pull
+    head: CommitId
+    strategy: Literal["merge", "cherry-pick"]
+    sha256: Sha256
+
+    @property
+    def name(self) -> str:
+        """Name that messages use."""
+        return str(self.pull)
+
+
+Source = PatchFile | PinnedPull
+
+
+def pinned_pull(patch_set: PatchSet) -> PinnedPull:
+    """Return the pinned pull request of a set.
+
+    Args:
+        patch_set: A set whose strategy is `merge` or `cherry-pick`.
+
+    Raises:
+        InputError: It has no pinned head.
+    """
+    pull = patch_set.pull
+    if pull is None or pull.head is None or patch_set.strategy == "apply":
+        raise InputError(
+            f"set `{patch_set.name}` has neither patches nor a pinned head",
+            kind="no-source",
+            hint="add `patches`, or `head` to its `pull`, or `draft = true`",
+            where={"set": patch_set.name},
+        )
+    identity = {
+        "strategy": patch_set.strategy,
+        "head": pull.head,
+        "commits": list(pull.commits),
+        "name": str(pull),
+    }
+    digest = Sha256(sha256(canonical_json(identity)).hexdigest())
+    return PinnedPull(patch_set.name, pull, pull.head, patch_set.strategy, digest)
+
+
+def set_sources(series: Series, patch_set: PatchSet) -> list[Source]:
+    """Return what a set is composed from, in order.
+
+    Args:
+        series: The series the set belongs to.
+        patch_set: The set.
+
+    Returns:
+        Its patch files, or its pinned pull request; empty where it adds nothing.
+
+    Raises:
+        InputError: It has no source, or a file is bad.
+    """
+    if not patch_set.composed:
+        return []
+    if patch_set.pinned:
+        return [pinned_pull(patch_set)]
+    return list(patch_files(series, patch_set))
 
 
 def patch_files(series: Series, patch_set: PatchSet) -> list[PatchFile]:

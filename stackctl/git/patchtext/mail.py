@@ -26,12 +26,13 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Final, NoReturn, Protocol
 
 from stackctl.errors import InputError, StackctlError, UsageError
 from stackctl.git.patchtext.diff import parse_diff_span
 from stackctl.git.patchtext.model import Identity, Patch
+from stackctl.scratch import scratch_folder
 
 MAX_PATCH_FILE_BYTES: Final = 1023 * 1024 * 1024
 """Largest patch file, the limit of `git apply`."""
@@ -487,7 +488,7 @@ def _git_mail(
         Name, address, date, message and patch text; None for a mailbox's own data.
     """
     runner = _need(git, place, "a mail that `git format-patch` would not write")
-    with TemporaryDirectory(prefix="stackctl-mail-") as folder:
+    with scratch_folder(Path(gettempdir()), "stackctl-mail-") as folder:
         message_file = Path(folder, "message")
         patch_file = Path(folder, "patch")
         try:

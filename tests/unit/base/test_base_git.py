@@ -193,9 +193,11 @@ def test_a_server_of_plain_files(cache, upstream, real_git, dumb_server, name, h
     ("name", "objects"), [("main", 6), ("side", 4), ("v1^{commit}", 6), ("main~1", 0)]
 )
 def test_a_server_that_refuses_ids(
-    cache, upstream, real_git, tmp_path, name, objects, ref
+    cache, upstream, real_git, tmp_path, monkeypatch, name, objects, ref
 ):
-    # Version 0 of git's protocol, as old servers speak it, gives tips of refs only.
+    # Version 0 of git's protocol, as old servers speak it, gives tips of refs only. The
+    # user's configuration chooses it, and counts for remote repositories alone.
+    monkeypatch.setattr("stackctl.base.git.repository", lambda git, _: (git, False))
     (tmp_path / "home" / ".gitconfig").write_text("[protocol]\n\tversion = 0\n")
     (upstream / "only-0").write_text("another tip\n")
     real_git(upstream, "commit", "-qam", "c3")
@@ -207,6 +209,15 @@ def test_a_server_that_refuses_ids(
         assert count(real_git, cache) == objects
     with pytest.raises(PinError):
         fetch_commit(str(upstream), "1" * 40, cache=cache, project=upstream)
+
+
+def test_the_users_configuration_does_not_touch_local_fetches(
+    cache, upstream, real_git, tmp_path
+):
+    (tmp_path / "home" / ".gitconfig").write_text("[broken\n")
+    head = (upstream / ".git/refs/heads/main").read_text().strip()
+    fetch_commit(str(upstream), head, cache=cache, project=upstream)
+    assert head in cache.store
 
 
 def test_a_commit_below_no_ref(cache, upstream, real_git):

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch folders: gone at the end, gone after a kill, never another's."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support import ROOT
+
+from stackctl.scratch import remove_dead, scratch_folder
+
+
+def test_gone_at_the_end_and_after_an_error(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path / "new" / "parent") as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_text("x")
+    assert list((tmp_path / "new/parent").iterdir()) == []
+    with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path / "s") as folder:
+        raise KeyboardInterrupt
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_a_folder_that_was_renamed_away_stays(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path) as folder:
+        (folder / "f").write_text("x")
+        os.rename(folder, tmp_path / "result")
+    assert [path.name for path in tmp_path.iterdir()] == ["result"]
+    assert (tmp_path / "result/f").read_text() == "x"
+
+
+def test_what_a_killed_process_left_goes_with_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "from stackctl.scratch import scratch_folder\n"
+        "with scratch_folder(Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'f').write_text('x')\n    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
+    (left,) = tmp_path.iterdir()
+    with scratch_folder(tmp_path) as folder:
+        assert not left.exists()
+        assert folder.exists()
+
+
+def test_the_living_are_left_alone(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:
+        assert first != second
+        assert first.exists()
+        assert remove_dead(tmp_path, "scratch-") == 0
+
+
+def test_only_the_prefix_counts_and_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "f").write_text("x")
+    (tmp_path / "scratch-link").symlink_to(tmp_path / "else")
+    (tmp_path / "scratch-file").write_text("x")
+    assert remove_dead(tmp_path, "scratch-") == 0
+    assert (tmp_path / "else/f").exists()
+    assert remove_dead(tmp_path / "missing", "scratch-") == 0
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with scratch_folder(tmp_path):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_at_once_never_lose_a_folder(tmp_path: Path) -> None:
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for number in range(30):
+                with scratch_folder(tmp_path) as folder:
+                    (folder / "f").write_text(str(number))
+                    assert (folder / "f").read_text() == str(number)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert list(tmp_path.iterdir()) == []
