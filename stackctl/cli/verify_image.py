@@ -223,7 +223,8 @@ def register(app: typer.Typer) -> None:
         images = list(project.images) if project else []
         if ref is not None:
             image = next((i for i in images if i.ref == ref), None)
-            if image is None and len(images) == 1:
+            # The project's only image is what is meant, unless another tree is named.
+            if image is None and len(images) == 1 and expect is None and tree is None:
                 image = images[0]
             return _outcome(
                 _verify(session, ref, image, expected, options, candidates), ref
