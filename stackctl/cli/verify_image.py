@@ -30,6 +30,7 @@ EXAMPLE = (
 )
 
 _SHOWN = 12
+_PATHS = 3
 
 
 def parse_root(text: str) -> "Root":
@@ -92,13 +93,12 @@ def report_lines(report: "Report", reference: str) -> Iterable[str]:
             yield f"… and {len(bad) - _SHOWN} more; --json lists all"
     if report.warnings:
         yield ""
-        yield from table(
-            ["warning", "", "about"],
-            [
-                [w.code, w.message, ", ".join(w.paths[:2]) + (" …" * (w.count > 2))]
-                for w in report.warnings
-            ],
-        )
+        for warning in report.warnings:
+            yield f"warning: {warning.code}: {warning.message}"
+            for path in warning.paths[:_PATHS]:
+                yield f"  {path}"
+            if warning.paths and warning.count > _PATHS:
+                yield f"  … and {warning.count - _PATHS} more"
     if report.explains:
         yield ""
         for item in report.explains[:_SHOWN]:
@@ -223,7 +223,8 @@ def register(app: typer.Typer) -> None:
         images = list(project.images) if project else []
         if ref is not None:
             image = next((i for i in images if i.ref == ref), None)
-            if image is None and len(images) == 1:
+            # The project's only image is what is meant, unless another tree is named.
+            if image is None and len(images) == 1 and expect is None and tree is None:
                 image = images[0]
             return _outcome(
                 _verify(session, ref, image, expected, options, candidates), ref

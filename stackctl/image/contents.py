@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from stackctl.image.folder import Folder
-from stackctl.image.layers import reread
+from stackctl.image.layers import rehash, reread
 from stackctl.image.limits import Limits
 from stackctl.image.source import Layer
 from stackctl.image.view import Node
@@ -24,6 +24,9 @@ class Contents(Protocol):
         Args:
             nodes: Paths in the view and what is there.
         """
+
+    def hash(self, nodes: Iterable[Node]) -> None:
+        """Hash files that have no hash yet."""
 
 
 class LayerContents:
@@ -58,6 +61,18 @@ class LayerContents:
                 for path in wanted[ordinal]:
                     yield path, data
 
+    def hash(self, nodes: Iterable[Node]) -> None:
+        """Hash files that the first pass left out, by a second pass."""
+        missing: dict[int, dict[int, Node]] = {}
+        for node in nodes:
+            if node.ref is not None:
+                missing.setdefault(node.ref[0], {})[node.ref[1]] = node
+        for layer, wanted in missing.items():
+            again = rehash(self._layers[layer].open, self._limits, wanted)
+            for ordinal, entry in again.items():
+                wanted[ordinal].oid = entry.oid
+                wanted[ordinal].sha256 = entry.sha256
+
 
 class FolderContents:
     """Contents from a folder on this machine.
@@ -79,6 +94,9 @@ class FolderContents:
             elif node.kind == "f":
                 yield path, self._folder.read(path)
 
+    def hash(self, nodes: Iterable[Node]) -> None:
+        """Do nothing: every file was hashed."""
+
 
 class MemoryContents:
     """Contents that are at hand, as those of a wheel.
@@ -97,6 +115,9 @@ class MemoryContents:
         for path, node in nodes:
             if node.kind == "f":
                 yield path, self._read(path)
+
+    def hash(self, nodes: Iterable[Node]) -> None:
+        """Do nothing: every file was hashed."""
 
 
 class Reader(Protocol):

@@ -104,12 +104,24 @@ class Interest:
         roots: Path prefixes, ending in a slash, under which bytecode is kept.
         wanted: Ordinals of entries to keep whatever they are; used by a second pass.
         sha256: Hash every file with SHA-256 too, because a rule names one.
+        lazy_above: Size in bytes above which a file is not hashed until it turns out
+            to matter. Compiled files are nearly all of an image and are compared with
+            nothing unless a wheel is pinned.
+        hashed: Ordinals of entries to hash in any case; used by a second pass.
     """
 
     magic: bytes = b""
     roots: tuple[bytes, ...] = ()
     wanted: frozenset[int] = frozenset()
     sha256: bool = False
+    lazy_above: int | None = None
+    hashed: frozenset[int] = frozenset()
+
+    def passes(self, entry: TarEntry, ordinal: int) -> bool:
+        """Say whether an entry's content is passed over."""
+        if self.lazy_above is None or entry.size <= self.lazy_above:
+            return False
+        return ordinal not in self.hashed and ordinal not in self.wanted
 
     def keeps(self, entry: TarEntry, name: bytes, ordinal: int, limit: int) -> bool:
         """Say whether to keep the content of an entry."""
@@ -378,11 +390,15 @@ def _hash_content(
                 hint="raise the limit with --max-layer-size if this is intended",
                 where={"path": item.name.decode("utf-8", "backslashreplace")},
             )
-    keep = interest.keeps(entry, item.name, item.ordinal, budget.limits.kept)
-    parts: list[bytes] | None = [] if keep else None
     is_bytecode = item.name.endswith(b".pyc")
     # Executables have no suffix; their first bytes tell their class.
     wants_head = is_bytecode or b"." not in item.name.rpartition(b"/")[2]
+    if interest.passes(entry, item.ordinal):
+        if wants_head:
+            item.head = bytes(next(iter(reader.data()), b"")[:16])
+        return
+    keep = interest.keeps(entry, item.name, item.ordinal, budget.limits.kept)
+    parts: list[bytes] | None = [] if keep else None
     sha1 = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
     wants_sha256 = interest.sha256 or entry.size <= SHA256_UP_TO
     sha256 = hashlib.sha256() if wants_sha256 else None
@@ -421,9 +437,26 @@ def reread(
         ordinals: Positions of the entries in the layer.
     """
     wanted = frozenset(ordinals)
-    scan = scan_layer(open_layer(), Budget(limits), Interest(wanted=wanted))
+    interest = Interest(wanted=wanted, lazy_above=0)
+    scan = scan_layer(open_layer(), Budget(limits), interest)
     found: dict[int, bytes] = {}
     for entry in scan.entries:
         if entry.ordinal in wanted and (data := entry.content()) is not None:
             found[entry.ordinal] = data
     return found
+
+
+def rehash(
+    open_layer: LayerOpener, limits: Limits, ordinals: Iterable[int]
+) -> dict[int, LayerEntry]:
+    """Return some entries with the hashes that the first pass left out.
+
+    Args:
+        open_layer: Opens the verified layer blob again.
+        limits: As for the first pass.
+        ordinals: Positions of the entries in the layer.
+    """
+    hashed = frozenset(ordinals)
+    interest = Interest(hashed=hashed, lazy_above=0, sha256=True)
+    scan = scan_layer(open_layer(), Budget(limits), interest)
+    return {e.ordinal: e for e in scan.entries if e.ordinal in hashed}

@@ -73,7 +73,7 @@ from stackctl.image.startup import (
     stated_version,
 )
 from stackctl.image.transport import Transport
-from stackctl.image.view import Applier, Doubt, View, show
+from stackctl.image.view import Applier, Doubt, Node, View, show
 from stackctl.image.wheel import Wheel
 from stackctl.progress import SILENT, Progress
 
@@ -83,6 +83,8 @@ UNVERIFIABLE = "unverifiable"
 
 #: Bytes of a file up to which a diff is shown.
 _DIFF_LIMIT = 4 << 20
+#: Bytes above which a file is hashed only if something compares it.
+_LAZY_ABOVE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +331,10 @@ class _Verifier:
         roots = self._request.roots or loaded.roots
         policy = Policy(self._request.allow, self._request.unpackaged, pinned)
         expected, comparisons = self._compare(loaded.view, roots, policy)
+        left_out = _not_hashed(comparisons)
+        if left_out:
+            loaded.contents.hash(left_out)
+            expected, comparisons = self._compare(loaded.view, roots, policy)
         report.expected = expected.label
         report.comparisons = comparisons
         self._refuse_doubts(loaded.view, comparisons)
@@ -402,7 +408,11 @@ class _Verifier:
             root.path.strip("/").encode("utf-8", "surrogateescape") + b"/"
             for root in self._request.roots
         )
-        return Interest(magic=pyc.MAGIC, roots=roots, sha256=self._sha256)
+        # With a wheel or a digest in a rule, big files are compared after all.
+        lazy = None if self._sha256 or self._request.wheel else _LAZY_ABOVE
+        return Interest(
+            magic=pyc.MAGIC, roots=roots, sha256=self._sha256, lazy_above=lazy
+        )
 
     def _image(self) -> Image:
         request, reference = self._request, self._reference
@@ -738,6 +748,19 @@ class _Sources:
         if name is None or self._wheel is None:
             return None
         return self._wheel.read(name)
+
+
+def _not_hashed(comparisons: Sequence[Comparison]) -> list[Node]:
+    """Return the files that something compares and the first pass did not hash."""
+    return [
+        finding.node
+        for comparison in comparisons
+        for finding in comparison.findings
+        if finding.node is not None
+        and finding.node.kind == "f"
+        and finding.node.oid is None
+        and finding.status in ("modified", "extra")
+    ]
 
 
 def _layer_key(layer: Layer) -> tuple[str | None, str]:

@@ -61,6 +61,7 @@ class Wheel:
         try:
             with zipfile.ZipFile(path) as archive:
                 infos = archive.infolist()
+                self._check_gaps(infos, archive.start_dir)
         except FileNotFoundError:
             raise ImageFormatError(
                 f"{path} does not exist", kind="not-a-wheel", where={"file": str(path)}
@@ -89,6 +90,38 @@ class Wheel:
                     where={"file": str(path), "member": show(name)},
                 )
             self._members[name] = info
+
+    def _check_gaps(self, infos: list[zipfile.ZipInfo], end: int) -> None:
+        """Refuse members that only a reader of the stream would see.
+
+        pip reads the directory at the end; a tool that unpacks while it downloads reads
+        the members in place, and would also see one that the directory leaves out.
+        """
+        at = slack = 0
+        with self._path.open("rb") as stream:
+            for info in sorted(infos, key=lambda i: i.header_offset):
+                descriptor = 24 if info.flag_bits & 8 else 0
+                if not at <= info.header_offset <= at + slack:
+                    raise self._hidden(at)
+                stream.seek(info.header_offset)
+                raw = stream.read(_LOCAL_HEADER.size)
+                if len(raw) != _LOCAL_HEADER.size:
+                    raise self._damaged(info)
+                *_, name_size, extra_size = _LOCAL_HEADER.unpack(raw)
+                at = info.header_offset + len(raw) + name_size + extra_size
+                at += info.compress_size
+                slack = descriptor
+        if not at <= end <= at + slack:
+            raise self._hidden(at)
+
+    def _hidden(self, offset: int) -> AmbiguousImageError:
+        return AmbiguousImageError(
+            f"{self._path} has data between its members that its directory does not "
+            "name: pip passes over it, a tool that unpacks a stream may not",
+            kind="ambiguous-member",
+            hint="build the wheel again",
+            where={"file": str(self._path), "offset": offset},
+        )
 
     def _installed(self, info: zipfile.ZipInfo) -> bytes | None:
         """Return where a member goes below site-packages, or None if nowhere."""

@@ -47,7 +47,7 @@ def contents(tree: Tree) -> Tree:
     return {
         path: (kind, mode if kind == "f" else 0, value)
         for path, (kind, mode, value) in tree.items()
-        if kind in "fl"
+        if kind in "flo"
     }
 
 
@@ -63,6 +63,8 @@ def ours(tars: list[bytes]) -> Tree:
             tree[path] = ("f", node.mode, node.sha256.hex().encode())
         elif node.kind == "l":
             tree[path] = ("l", 0, node.link)
+        elif node.kind == "o":
+            tree[path] = ("o", 0, b"")
     return tree
 
 

@@ -238,6 +238,15 @@ def test_wheel_itself(shop: Shop) -> None:
     with zipfile.ZipFile(path, "a") as wheel:
         wheel.writestr("demo/evil.py", "x")
     assert shop.verify(f"wheel:{path}", roots=()).verdict == "mismatch"
+    hidden = shop.folder / "hidden.whl"
+    data = path.read_bytes()
+    one = shop.folder / "one.zip"
+    with zipfile.ZipFile(one, "w") as extra:
+        extra.writestr("demo/hidden.py", "x")
+    member = one.read_bytes()[: one.read_bytes().index(b"PK\1\2")]
+    hidden.write_bytes(member + data)
+    report = shop.verify(f"wheel:{hidden}", roots=())
+    assert report.reason["code"] == "ambiguous-member"
     with zipfile.ZipFile(path, "a") as wheel, pytest.warns(UserWarning):
         wheel.writestr("demo/core.py", "evil")
     report = shop.verify(f"wheel:{path}", roots=())
@@ -881,6 +890,22 @@ def test_document_is_json(shop: Shop) -> None:
         "image", "ns",
     }  # fmt: skip
     json.dumps(document).encode()
+
+
+def test_big_tracked_files_are_hashed_in_the_end(shop: Shop) -> None:
+    big = bytes(range(256)) * (40 << 10)
+    shop.demo.files["demo/big.bin"] = big
+    shop.expected = folder_tree(shop.demo.write(shop.folder / "expected"))
+    report = shop.over()
+    assert (outcome(report), codes(report)) == (("match", 0), set())
+    changed = Tar().file(f"{SITE}/demo/big.bin", big[:-1] + b"x")
+    report = shop.over(changed)
+    assert outcome(report) == ("mismatch", 1)
+    assert "actual" in report.document()["details"][0]  # type: ignore[index]
+    elsewhere = Tar().file("cache/0", big).hardlink(f"{SITE}/demo/big.bin", "cache/0")
+    assert outcome(shop.over(elsewhere)) == ("match", 0)
+    extra = shop.over(Tar().file(f"{SITE}/demo/evil.so", big))
+    assert outcome(extra) == ("mismatch", 1)
 
 
 def test_many_layers(shop: Shop) -> None:

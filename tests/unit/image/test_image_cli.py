@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command: documents, exit codes, and what a person reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+from images import (
+    PACKAGE_ROOT,
+    SITE,
+    Demo,
+    Tar,
+    build_image,
+    sha256,
+    tree_layer,
+    write_layout,
+)
+
+from stackctl.cli import run as stackctl
+
+KEYS = {"verdict", "reason", "roots", "details", "warnings", "explains", "image", "ns"}
+
+
+@pytest.fixture
+def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    return str(Demo().write(tmp_path / "expected"))
+
+
+def image(folder: Path, *layers: Tar) -> str:
+    tars = [tree_layer(Demo().package(), SITE), *(layer.done() for layer in layers)]
+    return f"oci:{write_layout(folder / 'image', build_image(tars))}"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = stackctl(["verify-image", *arguments])
+    captured = capsys.readouterr()
+    return int(code), captured.out, captured.err
+
+
+def test_match(
+    tmp_path: Path, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--expect", expected, "--root", f"demo={PACKAGE_ROOT}"]
+    code, out, err = run(capsys, image(tmp_path), *common, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(document) >= KEYS
+    assert document["verdict"] == "match"
+    (root,) = document["roots"]
+    assert (root["tree_path"], root["image_path"]) == ("demo", PACKAGE_ROOT)
+    assert (root["kind"], root["modes"]) == ("package", "assumed")
+    assert root["expected_tree"] == root["installed_tree"]
+    assert root["files"] == {
+        "matched": 4,
+        "missing": 0,
+        "modified": 0,
+        "extra": 0,
+        "ignored": 0,
+    }
+    code, out, _ = run(capsys, image(tmp_path), *common)
+    assert code == 0 and out.startswith("match: oci:")
+
+
+def test_mismatch_and_strict(
+    tmp_path: Path, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--expect", expected, "--root", f"demo={PACKAGE_ROOT}"]
+    bad = image(tmp_path, Tar().file(f"{SITE}/demo/core.py", "VALUE = 2\n"))
+    code, out, _ = run(capsys, bad, *common, "--diff", "demo/core.py")
+    assert code == 1 and "+VALUE = 2" in out and "demo/core.py" in out
+    pth = image(tmp_path, Tar().file(f"{SITE}/x.pth", "import os\n"))
+    assert run(capsys, pth, *common)[0] == 0
+    assert run(capsys, pth, *common, "--strict")[0] == 1
+    quiet = [*common, "--strict", "--allow", f"/{SITE}/x.pth"]
+    assert run(capsys, pth, *quiet)[0] == 0
+
+
+def test_unverifiable(
+    tmp_path: Path, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--expect", expected, "--root", f"demo={PACKAGE_ROOT}", "--json"]
+    code, out, _ = run(capsys, f"oci:{tmp_path}", *common)
+    assert (code, json.loads(out)["verdict"]) == (3, "unverifiable")
+    wrong = build_image([Tar().done()], diff_ids=[sha256(b"x")])
+    layout = write_layout(tmp_path / "wrong", wrong)
+    code, out, _ = run(capsys, f"oci:{layout}", *common)
+    assert (code, json.loads(out)["reason"]["code"]) == (4, "diff-id-mismatch")
+    code, out, _ = run(capsys, "docker://127.0.0.1:9/x", *common, "--plain-http")
+    assert (code, json.loads(out)["verdict"]) == (6, "unverifiable")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ftp:x", "--root", "demo=/x"],
+        ["oci:x"],
+        ["oci:x", "--root", "demo"],
+        ["oci:x", "--root", "nope=/x"],
+        ["oci:x", "--root", "demo=/x", "--platform", "amd64"],
+        ["oci:x", "--root", "demo=/x", "--tree", "0" * 40],
+        ["docker://x/y", "--root", "demo=/x", "--offline"],
+    ],
+)
+def test_usage(
+    expected: str, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, out, _ = run(capsys, *arguments, "--expect", expected, "--json")
+    assert code == 2
+    assert json.loads(out)["error"]["message"]
