@@ -1,0 +1,364 @@
+"""Are the outputs of a model bit-identical with and without the L2 weight prefetch?
+
+A small random GLM-5.3-Flash (KDA, MLA, dense MLP and MoE layers, weights scaled by
+fan-in) generates greedily from the same token ids. Arms: the unpacked base, the tree
+with the prefetch off, with it on, and on with the maximum set-aside; eager and under
+CUDA graphs, each arm a process of its own. Tokens and log-probabilities must be equal
+bit for bit to the base's of the same mode.
+
+An "on" arm proves itself: the prefetcher's counters are layers x windows x steps, and
+a profile of replayed steps holds one prefetch kernel for each of a step's launches.
+With one GPU nothing is reduced, so windows B and C open at their fallback points.
+
+Example: python ci/gates/l2_prefetch_parity.py --tree TREE --base BASE --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import l2_common
+
+GATE = "l2_prefetch_parity"
+PREFIX = "VLLM_GLM53_L2_PREFETCH"
+# Steps of at most this many tokens prefetch: the decodes, but not the short prefill.
+MAX_TOKENS = {f"{PREFIX}_MAX_TOKENS": "64"}
+ARMS: dict[str, dict[str, str]] = {
+    "base": {},
+    "off": {PREFIX: "0"},
+    "unset": {},
+    "on": {PREFIX: "1", **MAX_TOKENS},
+    "on, max": {PREFIX: "1", f"{PREFIX}_PERSIST_MB": "max", **MAX_TOKENS},
+}
+MODES = ("eager", "graphs")
+LENGTHS, NEW_TOKENS, LAYERS = (37, 640, 1023, 3000), 24, 4
+
+
+def write_config(folder: Path, full: bool) -> None:
+    """Write the configuration of a small GLM-5.3-Flash.
+
+    Args:
+        folder: Where ``config.json`` goes.
+        full: The released model's widths, with few experts.
+    """
+    widths = (
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 8,
+            "q_lora_rank": 1536,
+            "linear_num_heads": 64,
+        }
+        if full
+        else {
+            "hidden_size": 1024,
+            "intermediate_size": 1024,
+            "moe_intermediate_size": 256,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "q_lora_rank": 256,
+            "linear_num_heads": 8,
+        }
+    )
+    config = {
+        "architectures": ["Glm5NextForCausalLM"],
+        "model_type": "glm5_next_text",
+        "torch_dtype": "bfloat16",
+        "vocab_size": 2048,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 0,
+        "qk_nope_head_dim": 256,
+        "v_head_dim": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "hidden_act": "silu",
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-5,
+        "mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1),
+        "layer_types": ["linear_attention"] * (LAYERS - 1) + ["full_attention"],
+        "index_topk": 2048,
+        "index_head_dim": 128,
+        "index_n_heads": 16,
+        "index_kpool": 4,
+        "index_kpool_always_select_tail": True,
+        "indexer_rope_interleave": True,
+        "swiglu_limit": 10.0,
+        "linear_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "linear_lower_bound": -5.0,
+        "hc_mult": 4,
+        "mhc": False,
+        "mla_use_nope": True,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "pad_token_id": 0,
+        "eos_token_id": 2047,
+        "tie_word_embeddings": False,
+        **widths,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def scale_weights_by_fan_in() -> None:
+    """Replace the dummy loader's +-1e-3, with which any two builds agree."""
+    import torch
+    from vllm.model_executor.model_loader import dummy_loader
+
+    made = [0]
+
+    @torch.no_grad()
+    def fill(param: Any, *args: Any, **kwargs: Any) -> None:
+        if not torch.is_floating_point(param) or param.device.type == "meta":
+            return
+        if param.ndim == 0 or getattr(param, "dummy_weight_value", None) is not None:
+            param.fill_(getattr(param, "dummy_weight_value", None) or 1.0)
+            return
+        made[0] += 1
+        generator = torch.Generator(device=param.device).manual_seed(made[0])
+        values = torch.randn(
+            param.shape, generator=generator, device=param.device, dtype=torch.float32
+        )
+        if param.ndim == 1:
+            values = 1 + values / 10
+        else:
+            values *= param.shape[-1] ** -0.5
+        param.copy_(values)
+
+    dummy_loader.initialize_single_dummy_weight = fill
+
+
+def prefetch_state() -> tuple[Any, Any] | None:
+    """The model's prefetch chain and its prefetcher, if it has one that is on."""
+    for thing in gc.get_objects():
+        if type(thing).__name__ != "PrefetchChain" or thing.off:
+            continue
+        if thing._prefetcher is not None:
+            return thing, thing._prefetcher
+    return None
+
+
+def child(mode: str, tree: Path, folder: Path) -> dict[str, Any]:
+    """One arm: start the engine, generate, say what came out."""
+    sys.path.insert(0, str(tree))
+    import torch
+    from vllm import LLM, SamplingParams
+
+    scale_weights_by_fan_in()
+    began = time.monotonic()
+    llm = LLM(
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        seed=0,
+        max_model_len=8192,
+        max_num_seqs=8,
+        max_num_batched_tokens=8192,
+        gpu_memory_utilization=0.3,
+        enforce_eager=mode == "eager",
+        attention_config={"backend": "FLASHMLA_SPARSE"},
+        compilation_config={"cudagraph_capture_sizes": [4, 8]},
+        kernel_config={"enable_jit_warmup": False},
+        enable_prefix_caching=False,
+    )
+    start_s = time.monotonic() - began
+    generator = torch.Generator().manual_seed(1)
+    prompts = [
+        {
+            "prompt_token_ids": torch.randint(
+                1, 2000, (length,), generator=generator
+            ).tolist()
+        }
+        for length in LENGTHS
+    ]
+    greedy = SamplingParams(
+        temperature=0.0,
+        max_tokens=NEW_TOKENS,
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=1,
+    )
+
+    def generate() -> list[Any]:
+        return [
+            [
+                [token, entry[token].logprob.hex()]
+                for token, entry in zip(
+                    out.outputs[0].token_ids, out.outputs[0].logprobs, strict=True
+                )
+            ]
+            for out in llm.generate(prompts, greedy, use_tqdm=False)
+        ]
+
+    passes = [generate(), generate()]
+    result: dict[str, Any] = {"start_s": start_s, "outputs": passes}
+    many = SamplingParams(
+        temperature=0.0, max_tokens=65, ignore_eos=True, detokenize=False
+    )
+    # 8 x 30 prompt tokens are one step above the limit; 64 steps decode.
+    short = {"prompt_token_ids": prompts[0]["prompt_token_ids"][:30]}
+    batch, times = [short] * 8, []
+    for _ in range(4):
+        begin = time.perf_counter_ns()
+        llm.generate(batch, many, use_tqdm=False)
+        times.append(time.perf_counter_ns() - begin)
+    result["batch_ns"] = times
+    state = prefetch_state()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    before = dict(vars(state[1].counters)) if state else {}
+    with torch.profiler.profile(activities=activities) as profile:
+        llm.generate(batch, many, use_tqdm=False)
+        torch.cuda.synchronize()
+    result["profiled_steps"] = 64
+    result["prefetch_kernels"] = sum(
+        event.count for event in profile.key_averages() if "l2_prefetch" in event.key
+    )
+    if state is not None:
+        chain, prefetcher = state
+        counters = prefetcher.counters
+        result["counters"] = vars(counters)
+        result["steps_in_profile"] = counters.steps - before["steps"]
+        result["layers"] = len(chain.windows)
+        result["launches_a_step"] = sum(
+            table is not None for w in chain.windows for table in w.plan.tables
+        )
+        result["bytes_a_step"] = sum(
+            w.plan.nbytes(i) for w in chain.windows for i in range(3)
+        )
+        set_aside = getattr(prefetcher, "set_aside", None)
+        result["set_aside"] = vars(set_aside) if set_aside else None
+    return result
+
+
+def engaged(result: dict[str, Any], mode: str) -> str | None:
+    """Why an "on" arm does not count, or None."""
+    counters = result.get("counters")
+    if not counters:
+        return "no prefetcher was made"
+    expected = [result["layers"] * counters["steps"]] * 3
+    if counters["fired"] != expected or not counters["steps"]:
+        return f"windows opened {counters['fired']}, expected {expected}"
+    if counters["launched"] != result["launches_a_step"] * counters["steps"]:
+        return f"{counters['launched']} launches in {counters['steps']} steps"
+    wanted = result["launches_a_step"] * result["profiled_steps"]
+    if result["prefetch_kernels"] != wanted:
+        return f"{result['prefetch_kernels']} prefetch kernels ran, expected {wanted}"
+    if mode == "graphs" and not counters["captured"]:
+        return "no graph recorded a prefetch"
+    if mode == "graphs" and result["steps_in_profile"]:
+        return "the profiled steps were not replayed"
+    return None
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Run the arms and compare them."""
+    receipt: dict[str, Any] = {
+        "arms": l2_common.check_trees(args.tree, args.base),
+        "rule": {"equal": "tokens and logprobs, bit for bit, per mode"},
+        "argv": ["{python}", f"ci/gates/{GATE}.py", "--tree", "{tree}"],
+        "model": {"layers": LAYERS, "full": args.full, "prompts": LENGTHS},
+    }
+
+    def answer(verdict: str, *reasons: str) -> dict[str, Any]:
+        return l2_common.document(GATE, "parity", verdict, list(reasons), receipt)
+
+    capability = l2_common.smi("compute_cap")
+    if not capability or float(capability[0]) < 9.0:
+        return answer("not-tested", "no CUDA device of compute capability 9.0 or above")
+    if args.base is None:
+        raise l2_common.Unusable("--base is needed: the unpacked base is the reference")
+    receipt["machine"] = l2_common.machine()
+    results: dict[str, dict[str, Any]] = {}
+    receipt["results"] = results
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(Path(folder), args.full)
+        for mode in args.modes:
+            for arm in args.arms:
+                key = f"{mode}, {arm}"
+                tree = args.base if arm == "base" else args.tree
+                env = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+                env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ARMS[arm]}
+                env["PYTHONPATH"] = f"{tree.resolve()}:{env.get('PYTHONPATH', '')}"
+                command = [sys.executable, os.path.abspath(__file__), "--child", mode]
+                command += ["--tree", str(tree.resolve()), "--folder", folder]
+                command += ["--out", str(Path(folder) / "out.json")]
+                try:
+                    done = subprocess.run(
+                        command,
+                        env=env,
+                        capture_output=True,
+                        text=True,
+                        timeout=args.timeout,
+                    )
+                    if done.returncode:
+                        return answer("invalid", f"{key} failed: {done.stderr[-2500:]}")
+                except subprocess.TimeoutExpired:
+                    return answer("invalid", f"{key}: no result in {args.timeout} s")
+                results[key] = json.loads((Path(folder) / "out.json").read_text())
+    reasons, verdict = [], "qualified"
+    for mode in args.modes:
+        reference = results[f"{mode}, {args.arms[0]}"]
+        for arm in args.arms:
+            result = results[f"{mode}, {arm}"]
+            same = result["outputs"] == reference["outputs"]
+            text = json.dumps(result["outputs"], sort_keys=True).encode()
+            step_ms = statistics.median(result["batch_ns"]) / 65e6
+            reasons.append(
+                f"{mode}, {arm}: {'equal' if same else 'DIFFERENT'}, outputs "
+                f"{hashlib.sha256(text).hexdigest()[:12]}, {step_ms:.3f} ms a step, "
+                f"{result['prefetch_kernels']} prefetch kernels"
+            )
+            if not same:
+                verdict = "rejected"
+            if arm.startswith("on"):
+                why = engaged(result, mode)
+                if why and verdict != "rejected":
+                    verdict = "not-tested"
+                    reasons.append(f"{mode}, {arm}: did not engage: {why}")
+            elif arm != "unset" and result["prefetch_kernels"]:
+                verdict = "rejected"
+                reasons.append(f"{mode}, {arm}: prefetched although it is off")
+    if args.arms[0] != "base" and verdict == "qualified":
+        verdict = "insufficient-evidence"
+        reasons.append("the reference arm was not the unpacked base")
+    return answer(verdict, *reasons)
+
+
+if __name__ == "__main__":
+    argument_parser = l2_common.parser(str(__doc__).splitlines()[0])
+    argument_parser.add_argument("--arms", nargs="*", default=["base", "off", "on"])
+    argument_parser.add_argument("--modes", nargs="*", choices=MODES, default=MODES)
+    argument_parser.add_argument("--full", action="store_true", help="real widths")
+    argument_parser.add_argument("--timeout", type=int, default=300, help="s an arm")
+    argument_parser.add_argument("--child", choices=MODES, help="internal")
+    argument_parser.add_argument("--folder", type=Path, help="internal")
+    argument_parser.add_argument("--out", type=Path, help="internal")
+    arguments = argument_parser.parse_args()
+    if arguments.child:
+        made = child(arguments.child, arguments.tree, arguments.folder)
+        arguments.out.write_text(json.dumps(made))
+        sys.exit(0)
+    if unknown := set(arguments.arms) - set(ARMS):
+        argument_parser.error(f"--arms: unknown {sorted(unknown)}, known {list(ARMS)}")
+    sys.exit(
+        l2_common.run(GATE, "parity", lambda: main(arguments), bool(arguments.json))
+    )
