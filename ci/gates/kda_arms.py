@@ -81,7 +81,7 @@ def engine() -> Iterator[Any]:
             0,
             f"file://{os.path.join(folder, 'init')}",
             0,
-            backend="gloo",  # noqa: PTH118
+            backend="gloo",
         )
         initialize_model_parallel(1, 1)
         # All that a KDA layer reads of a model's config.
