@@ -77,11 +77,7 @@ def engine() -> Iterator[Any]:
         stack.enter_context(set_current_vllm_config(config))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         init_distributed_environment(
-            1,
-            0,
-            f"file://{os.path.join(folder, 'init')}",
-            0,
-            backend="gloo",
+            1, 0, f"file://{os.path.join(folder, 'init')}", 0, backend="gloo"
         )
         initialize_model_parallel(1, 1)
         # All that a KDA layer reads of a model's config.

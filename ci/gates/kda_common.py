@@ -236,13 +236,8 @@ def gpu_state() -> dict[str, str]:
         "clocks_event_reasons.active",
     ]
     text = _run(
-        [
-            "nvidia-smi",
-            "-i",
-            "0",
-            f"--query-gpu={','.join(fields)}",
-            "--format=csv,noheader,nounits",
-        ]
+        ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(fields)}"]
+        + ["--format=csv,noheader,nounits"]
     )
     values = (
         [value.strip() for value in text.splitlines()[0].split(",")] if text else []
