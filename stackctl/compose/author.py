@@ -16,7 +16,7 @@ from stackctl.compose.compare import before_set, make_composer
 from stackctl.compose.compose import Composer, commit_of_patch
 from stackctl.compose.model import Step
 from stackctl.compose.plan import WHOLE, Selection, find_set
-from stackctl.compose.publish import repository_of
+from stackctl.compose.publish import repository_of, without_settings
 from stackctl.compose.sources import patch_files
 from stackctl.errors import ConflictError, InputError, PinError, UsageError
 from stackctl.fsutil import write_atomic
@@ -237,36 +237,29 @@ def export_commits(
     patch_set = find_set(series, name)
     _folder(series, patch_set)
     git_dir = repository_of(repository)
-    source = HermeticGit(git_dir).with_env(
-        GIT_CONFIG_COUNT="1", GIT_CONFIG_KEY_0="safe.directory", GIT_CONFIG_VALUE_0="*"
-    )
     if (
         ".." not in commit_range
         or "..." in commit_range
         or commit_range.startswith("-")
     ):
         raise UsageError(f"{commit_range} is not a range", hint="write it like A..B")
-    try:
-        commits = source.text(
-            "rev-list", "--reverse", "--topo-order", commit_range, "--"
-        ).split()
-        objects = source.text("rev-parse", "--git-path", "objects")
-    except GitCommandError as error:
-        raise PinError(
-            f"{repository} has no range {commit_range}",
-            kind="missing-object",
-            hint="fetch the commits first",
-            where={"file": str(repository)},
-        ) from error
-    if not commits:
-        raise UsageError(f"the range {commit_range} is empty")
-    # The user's repository is only read, through our store and with our settings: its
-    # own configuration and attributes would change the text.
-    store = cache.store
-    git = store.git.with_env(
-        GIT_ALTERNATE_OBJECT_DIRECTORIES=str((git_dir / objects).resolve())
-    )
-    patches, notes = canonical_patches(git, commits)
+    # The user's repository is only read, and with our settings: its own configuration
+    # and attributes would change the text, and could run programs.
+    with without_settings(cache.store, git_dir) as source:
+        try:
+            commits = source.text(
+                "rev-list", "--reverse", "--topo-order", commit_range, "--"
+            ).split()
+        except GitCommandError as error:
+            raise PinError(
+                f"{repository} has no range {commit_range}",
+                kind="missing-object",
+                hint="fetch the commits first",
+                where={"file": str(repository)},
+            ) from error
+        if not commits:
+            raise UsageError(f"the range {commit_range} is empty")
+        patches, notes = canonical_patches(source, commits)
     if check:
         composer = make_composer(series, cache, offline, progress)
         _check_applies(composer, patch_set, patches)

@@ -1,12 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing composed commits into somebody's repository."""
+"""Reading and writing somebody's repository without obeying its configuration.
 
+A repository's configuration can name programs (ssh, who brings missing objects, who
+lists those of alternates) and other addresses. So git works in a folder of ours that
+has the objects and the refs of the repository, by links, and none of its settings.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stackctl.errors import InputError, UsageError
+from stackctl.fsutil import read_regular
 from stackctl.git.command import GitCommandError, HermeticGit
+from stackctl.git.merge import object_folders
 from stackctl.git.store import Store
 from stackctl.model.ids import CommitId
+from stackctl.scratch import scratch_folder
+
+_MAX_HEAD = 4096
+"""Largest `HEAD` that is read: bytes."""
+
+_VIEW_CONFIG = """\
+[core]
+\trepositoryformatversion = 1
+\tbare = true
+\tcommitGraph = false
+\tlogAllRefUpdates = false
+"""
 
 
 def repository_of(path: Path) -> Path:
@@ -35,6 +57,32 @@ def repository_of(path: Path) -> Path:
             where={"file": str(path)},
         )
     return Path(out.decode().rstrip("\n"))
+
+
+@contextmanager
+def without_settings(store: Store, git_dir: Path) -> Iterator[HermeticGit]:
+    """Give git the objects and refs of a repository, without its configuration.
+
+    Args:
+        store: Where a scratch folder may be made.
+        git_dir: The git directory of the repository.
+
+    Yields:
+        A git that sees and writes the repository's objects and refs.
+    """
+    objects, common = object_folders(git_dir)
+    with scratch_folder(store.git_dir / "scratch") as view:
+        config = _VIEW_CONFIG
+        if (common / "reftable").is_dir():
+            config += "[extensions]\n\trefStorage = reftable\n"
+        (view / "config").write_text(config)
+        # Not a link: git reads a link at this place as the name of a branch.
+        (view / "HEAD").write_bytes(read_regular(git_dir / "HEAD", _MAX_HEAD))
+        os.symlink(objects, view / "objects")
+        for name in ("refs", "packed-refs", "reftable", "shallow", "logs"):
+            if (common / name).exists():
+                os.symlink((common / name).resolve(), view / name)
+        yield HermeticGit(view)
 
 
 def publish_commit(store: Store, commit: CommitId, repository: Path, ref: str) -> None:
@@ -71,15 +119,20 @@ def publish_commit(store: Store, commit: CommitId, repository: Path, ref: str) -
         )
     before = git.call("rev-parse", "--verify", "-q", ref)[1].decode().strip()
     try:
-        git.run(
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--no-auto-maintenance",
-            str(store.git_dir.resolve()),
-            commit,
-        )
+        # The one setting that is obeyed: who may read what is written.
+        shared = git.call("config", "--get", "core.sharedRepository")[1].decode()
+        with without_settings(store, target) as view:
+            view.run(
+                *("-c", f"core.sharedRepository={shared.strip() or 'umask'}"),
+                "fetch",
+                "--quiet",
+                "--no-tags",
+                "--no-write-fetch-head",
+                "--no-auto-maintenance",
+                "--no-recurse-submodules",
+                str(store.git_dir.resolve()),
+                commit,
+            )
         # A base that was fetched by its id came without its history. Where the target
         # has none either, the ref would stand on a commit whose parents are missing.
         if (store.git_dir / "shallow").exists() and git.call(

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from support import Repo, git
+from support import Repo, git, run, three_sets
 
 from stackctl.compose.publish import publish_commit, repository_of
 from stackctl.errors import InputError, UsageError
@@ -128,3 +128,58 @@ def test_a_repository_of_sha256_is_a_clear_error(source: Repo, tmp_path: Path) -
     git("init", "-q", "--bare", "--object-format=sha256", str(target))
     with pytest.raises(InputError, match="cannot write"):
         publish(source, target, "refs/heads/fork")
+
+
+HOSTILE_SETTINGS = {
+    "core.repositoryFormatVersion": "1",
+    "core.sshCommand": "{trap}",
+    "core.alternateRefsCommand": "{trap}",
+    "extensions.partialClone": "evil",
+    "remote.evil.url": "{source}",
+    "remote.evil.promisor": "true",
+    "remote.evil.uploadpack": "{trap}",
+    "url.ssh://host/.insteadOf": "/",
+}
+
+
+def hostile_settings(source: Repo, target: Path, trap: Path) -> Path:
+    """Name a program wherever a setting of a repository can; return what it leaves."""
+    trap.write_text(f"#!/bin/sh\ntouch '{trap}-was-run'\nexit 1\n")
+    trap.chmod(0o755)
+    for key, value in HOSTILE_SETTINGS.items():
+        text = value.format(trap=trap, source=source.path)
+        git("config", key, text, cwd=target)
+    return trap.with_name(f"{trap.name}-was-run")
+
+
+def test_settings_of_the_target_run_nothing(source: Repo, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    git("clone", "-q", "--shared", str(source.path), str(target))
+    ran = hostile_settings(source, target, tmp_path / "trap")
+    source.commit("newer\n", {"f": "3"})
+    publish(source, target, "refs/heads/fork")
+    assert not ran.exists()
+    fork = (target / ".git/refs/heads/fork").read_text().strip()
+    assert fork == source.head
+    assert not list((source.path / ".git/scratch").iterdir())
+
+
+def test_export_asks_no_program_for_missing_commits(tmp_path: Path) -> None:
+    project = three_sets(tmp_path / "project")
+    target = tmp_path / "target"
+    git("clone", "-q", "--no-hardlinks", str(project.repo.path), str(target))
+    for pack in list((target / ".git/objects/pack").glob("*.pack")):
+        data = pack.read_bytes()
+        for file in pack.parent.iterdir():
+            file.unlink()
+        git("unpack-objects", "-q", cwd=target, stdin=data)
+    gone = project.tips["beta"]
+    (target / ".git/objects" / gone[:2] / gone[2:]).unlink()
+    ran = hostile_settings(project.repo, target, tmp_path / "trap")
+    found = run(
+        *("export", "gamma", "--from", target, "HEAD~1..HEAD"),
+        *("-C", project.folder, "--json"),
+    )
+    assert found.code == 4
+    assert found.json["error"]["kind"] == "missing-object"
+    assert not ran.exists()
