@@ -100,6 +100,9 @@ def invoke(arguments: list[str]) -> int:
     try:
         result = program.main(arguments, prog_name="stackctl", standalone_mode=False)
     except parse_error as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            typer.echo(error.format_message(), err=True)
+            return ExitCode.USAGE
         context = error.ctx
         hint = f"see `{context.command_path} --help`" if context else None
         raise usage_error(error.format_message(), hint) from None

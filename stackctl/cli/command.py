@@ -36,7 +36,14 @@ OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Never use the network.")
 ]
 VerboseOption = Annotated[
-    int, typer.Option("-v", "--verbose", count=True, help="Say more (twice: debug).")
+    int,
+    typer.Option(
+        "-v",
+        "--verbose",
+        count=True,
+        show_default=False,
+        help="Say more (twice: debug).",
+    ),
 ]
 QuietOption = Annotated[
     bool, typer.Option("-q", "--quiet", help="Say nothing but the answer.")
@@ -110,6 +117,12 @@ class Session:
         return self._cache
 
 
+def _examples(epilog: str) -> str:
+    """Put every example on a line of its own, which help does not wrap: to copy it."""
+    head, _, rest = epilog.partition(": ")
+    return "\n  ".join([f"\b\n{head}:", *rest.split("; ")])
+
+
 def command(
     app: typer.Typer, name: str, **settings: Any
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
@@ -152,6 +165,8 @@ def command(
             [*parameters, *shared], return_annotation=int
         )
         wrapper.__annotations__ = {p.name: p.annotation for p in [*parameters, *shared]}
+        if "epilog" in settings:
+            settings["epilog"] = _examples(settings["epilog"])
         app.command(name, **settings)(wrapper)
         return function
 

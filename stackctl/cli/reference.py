@@ -76,10 +76,11 @@ def reference() -> str:
         own = [p for p in command.params if p.name not in _COMMON]
         if own:
             lines += ["| option | meaning |", "|---|---|", *map(_option, own), ""]
-        example = (command.epilog or "").strip()
+        # The first line, \b, tells help not to wrap what follows.
+        example = (command.epilog or "").splitlines()[1:]
         if example:
-            head, _, rest = example.partition(": ")
-            lines += [f"{head}:", "", "```sh", *rest.split("; "), "```", ""]
+            head, *rest = [line.strip() for line in example]
+            lines += [head, "", "```sh", *rest, "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
