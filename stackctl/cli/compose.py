@@ -159,7 +159,8 @@ def register(app: typer.Typer) -> None:
             typer.Option(metavar="REPO", help="Write the commits into a repository."),
         ] = None,
         ref: Annotated[
-            str | None, typer.Option(help="The ref that --into sets, in full.")
+            str | None,
+            typer.Option(metavar="REF", help="The ref that --into sets, in full."),
         ] = None,
         locked: Annotated[
             bool, typer.Option("--locked", help="Exit 1 if series.lock differs.")

@@ -54,7 +54,9 @@ def _option(parameter: Any) -> str:
         names = f"`{parameter.metavar or parameter.name.upper()}`"
     elif not parameter.is_flag and parameter.metavar:
         names += f" `{parameter.metavar}`"
-    return f"| {names} | {(parameter.help or '').strip()} |"
+    # A bar ends a cell, in code too.
+    cells = [names, (parameter.help or "").strip()]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
