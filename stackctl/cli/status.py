@@ -12,6 +12,8 @@ from stackctl.errors import ConflictError, ExitCode
 
 EXAMPLE = "Example: stackctl status --json"
 
+_MISSING = "missing: make it with `stackctl lock`"
+
 
 def _text(document: dict[str, Any]) -> Iterable[str]:
     yield f"{document['name']}: {document['state']}"
@@ -31,7 +33,11 @@ def _text(document: dict[str, Any]) -> Iterable[str]:
         yield ""
         yield document["problem"]
     if document["difference"]:
-        yield f"series.lock: {document['difference']}"
+        yield ""
+        for part in document["difference"].split("; "):
+            yield f"series.lock: {part}"
+        if document["difference"] != _MISSING:
+            yield "if that is meant, record it with `stackctl lock`"
 
 
 def register(app: typer.Typer) -> None:
@@ -78,7 +84,7 @@ def register(app: typer.Typer) -> None:
             if (session.project / LOCK_FILE).exists():
                 difference = compare_with_lock(session.project, composition)
             else:
-                difference = "missing; make it with `stackctl lock`"
+                difference = _MISSING
             if difference is not None:
                 code = ExitCode.NO
         sets = [

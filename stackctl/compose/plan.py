@@ -48,11 +48,12 @@ def find_set(series: Series, name: str) -> PatchSet:
         if patch_set.name == name:
             return patch_set
     names = [patch_set.name for patch_set in series.sets]
+    all_names = ", ".join(names)
     near = difflib.get_close_matches(name, names, 1)
     raise UsageError(
         f"there is no set `{name}` in {series.name}",
         kind="unknown-set",
-        hint=f"did you mean `{near[0]}`?" if near else f"the sets are: {names}",
+        hint=f"did you mean `{near[0]}`?" if near else f"the sets are: {all_names}",
         where={"set": name},
     )
 

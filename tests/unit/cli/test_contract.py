@@ -179,6 +179,28 @@ def test_a_lock_that_differs_is_1_and_one_that_is_missing_is_3(
         assert "error" not in document
 
 
+def test_status_says_how_to_record_a_change(
+    project: Project, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ("-C", project.folder)
+    assert call("lock", *folder)[0] == 0
+    patch = project.patch("gamma")
+    patch.write_bytes(patch.read_bytes().replace(b"Other", b"Third"))
+    assert cli.run(["status", "-C", str(project.folder)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "stackctl lock" in lines[-1]
+    differences = [line for line in lines if line.startswith("series.lock: ")]
+    assert len(differences) > 1
+    assert all("in the lock, but" in line for line in differences)
+
+
+def test_an_unknown_set_is_answered_with_the_names(
+    project: Project, call: Call
+) -> None:
+    document = call("show", "zzz", "-C", project.folder)[1]
+    assert document["error"]["hint"] == "the sets are: alpha, beta, gamma"
+
+
 def test_the_compose_document(project: Project, call: Call) -> None:
     code, document = call("compose", "-C", project.folder)
     assert code == 0
