@@ -38,7 +38,7 @@ def _text(results: "list[tuple[Path, Replay | StackctlError]]") -> Iterable[str]
     rows = []
     for path, result in results:
         if isinstance(result, StackctlError):
-            rows.append([path.name, "error", "", "", result.kind])
+            rows.append([path.name, "", "error", "", "", result.kind])
             continue
         counts = [step.disposition for step in result.steps]
         steps = ", ".join(
@@ -47,6 +47,7 @@ def _text(results: "list[tuple[Path, Replay | StackctlError]]") -> Iterable[str]
         tree = "conflict" if result.conflict else _answer(result.equal)
         rows.append(
             [
+                path.name,
                 result.lock.name,
                 tree,
                 _answer(result.patch_equal),
@@ -54,7 +55,7 @@ def _text(results: "list[tuple[Path, Replay | StackctlError]]") -> Iterable[str]
                 steps,
             ]
         )
-    yield from table(["lock", "tree", "patch", "result", "steps"], rows)
+    yield from table(["file", "name", "tree", "patch", "result", "steps"], rows)
     for path, result in results:
         if isinstance(result, StackctlError):
             yield f"{path}: {result.message}"
