@@ -27,7 +27,7 @@ def find_project(directory: Path | None = None) -> Path:
         if (folder / SERIES_FILE).is_file():
             return folder
         raise UsageError(
-            f"{directory} has no {SERIES_FILE}",
+            f"{directory / SERIES_FILE} does not exist",
             kind="no-project",
             hint="name the folder that holds it with -C",
             where={"file": str(directory / SERIES_FILE)},

@@ -176,7 +176,7 @@ def import_path(
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise InputError(
-            f"the base folder {folder} cannot be read: {error.strerror}",
+            f"the folder {folder} cannot be read: {error.strerror}",
             kind="file-unreadable",
             where=where,
         ) from None

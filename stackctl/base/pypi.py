@@ -128,8 +128,8 @@ class _Search:
         where: dict[str, object] = {"pin": self.pin, "asked": self.asked}
         if self.wrong:
             return PinError(
-                f"{self.pin}: expected a {self.what} with SHA-256 {self.sha256}, found "
-                + "; ".join(self.wrong),
+                f"{self.pin}: expected the {self.what} with SHA-256 {self.sha256}, "
+                "found " + "; ".join(self.wrong),
                 kind="wrong-digest",
                 hint="the file is not the one that was pinned: find out why before "
                 "you change the pin",

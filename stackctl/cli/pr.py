@@ -85,7 +85,7 @@ def register(app: typer.Typer) -> None:
         if pulls_json is not None:
             pulls = auditing.read_pulls(pulls_json)
         elif session.offline:
-            raise offline_error(f"the pull requests of {name}", {"repo": name})
+            raise offline_error(f"the list of pull requests of {name}", {"repo": name})
         else:
             token = os.environ.get("GITHUB_TOKEN") or os.environ.get("GH_TOKEN")
             pulls = auditing.live_pulls(name, branch, token)

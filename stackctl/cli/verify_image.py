@@ -57,7 +57,8 @@ def report_lines(report: "Report", reference: str) -> Iterable[str]:
     if digest:
         layers = report.image.get("layers")
         count = len(layers) if isinstance(layers, list) else 0
-        yield f"  image {digest}, {report.image['platform']}, {count} layers"
+        noun = "layer" if count == 1 else "layers"
+        yield f"  image {digest}, {report.image['platform']}, {count} {noun}"
     if report.comparisons:
         yield ""
         names = ("matched", "missing", "modified", "extra", "ignored")

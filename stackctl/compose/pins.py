@@ -125,7 +125,7 @@ class Pins:
             RemoteError: The network is off limits.
         """
         if self.offline:
-            raise offline_error("where the pull requests are now", {})
+            raise offline_error("the list of the remotes' heads", {})
         pinned = [
             (patch_set, patch_set.pull)
             for patch_set in self.series.sets
@@ -231,7 +231,7 @@ class Pins:
                 where={"set": name},
             )
         if self.offline:
-            raise offline_error(f"where {pull} is now", {"set": name})
+            raise offline_error(f"the present head of {pull}", {"set": name})
         remote = list_refs(pull.fetch_url, [pull.fetch_ref], self.series.root).get(
             pull.fetch_ref
         )

@@ -53,7 +53,7 @@ def repository_of(path: Path) -> Path:
         raise InputError(
             f"{path} is not a git repository",
             kind="not-a-repository",
-            hint="create it first: git init",
+            hint="name a work tree or a git directory; `git init` makes a new one",
             where={"file": str(path)},
         )
     return Path(out.decode().rstrip("\n"))
