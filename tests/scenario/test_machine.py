@@ -40,6 +40,8 @@ def start(
     project: Project, *args: str | Path, limit: int | None = None, **env: str
 ) -> "subprocess.Popen[str]":
     def restrict() -> None:
+        # Ctrl-C is ignored in what a shell starts in the background, and stays so.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
