@@ -81,7 +81,7 @@ def examine(cache: Cache) -> list[Check]:
     Args:
         cache: The cache in use.
     """
-    extra = "pip install 'stackctl[gates]'"
+    extra = "in stackctl's source folder: pip install '.[gates]'"
     checks = [
         Check("python", "ok", platform.python_version(), "compose", ""),
         _git(),
