@@ -109,6 +109,12 @@ class Cache:
             UsageError: The folder that was asked for cannot be used.
         """
         chosen = folder or default_cache_folder()
+        if "\n" in str(chosen):
+            raise UsageError(
+                f"the path of the cache folder has a line feed: {str(chosen)!r}",
+                kind="no-cache",
+                hint="git cannot share objects from there; set STACKCTL_CACHE_DIR",
+            )
         try:
             chosen.mkdir(parents=True, exist_ok=True, mode=0o700)
             if os.access(chosen, os.W_OK | os.X_OK):

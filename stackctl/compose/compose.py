@@ -220,7 +220,10 @@ class Composer:
         for source, key in zip(sources, keys, strict=True):
             if key not in facts:
                 break
-            fact = json.loads(facts[key])
+            try:
+                fact = json.loads(facts[key])
+            except ValueError:
+                break  # damaged: it is derived again
             # With other conflict resolutions, the same sources end elsewhere.
             if fact["onto"] != onto or not self._still_resolved(fact["resolutions"]):
                 break

@@ -59,7 +59,8 @@ class _GitRoute:
         scratch = folder / "scratch.git"
         create_bare(scratch)
         alternates = scratch / "objects" / "info" / "alternates"
-        alternates.write_text(f"{(store.git_dir / 'objects').resolve()}\n")
+        shared = (store.git_dir / "objects").resolve()
+        alternates.write_bytes(os.fsencode(shared) + b"\n")
         shallow = store.git_dir / "shallow"
         if shallow.exists():
             (scratch / "shallow").write_bytes(shallow.read_bytes())

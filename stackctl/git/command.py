@@ -8,6 +8,7 @@ attributes, hooks, locale or time zone can then change an object, a tree or a pa
 
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stackctl.errors import InternalError, StackctlError, UsageError
+from stackctl.errors import ExitCode, InternalError, StackctlError, UsageError
 
 if TYPE_CHECKING:
     from git.cmd import Git
@@ -100,6 +101,28 @@ class GitCommandError(StackctlError):
         text = stderr.decode("utf-8", "replace").strip()
         shown = " ".join(arguments[:3])
         super().__init__(f"git {shown} failed ({status}): {text}")
+
+
+class DamagedObjectError(GitCommandError):
+    """A git process ended because an object or a pack is damaged."""
+
+    default_kind = "bad-object"
+    exit_code = ExitCode.PIN
+
+    def __init__(
+        self, arguments: tuple[str, ...], status: int, stdout: bytes, stderr: bytes
+    ) -> None:
+        super().__init__(arguments, status, stdout, stderr)
+        self.hint = (
+            "if it names the cache, run `stackctl cache clean` and compose again; "
+            "otherwise `git fsck` that repository"
+        )
+
+
+DAMAGED = re.compile(
+    rb"is corrupt|non-monotonic index|data stream error|wrong index v\d file size"
+    rb"|does not match index|index file .* is too small"
+)
 
 
 def disk_problem(status: int, stderr: bytes) -> OSError | None:
@@ -270,7 +293,8 @@ class HermeticGit:
         status, out, err = self.call(*args, stdin=stdin, cwd=cwd, env=env)
         if status:
             problem = disk_problem(status, err)
-            raise problem or GitCommandError(args, status, out, err)
+            kind = DamagedObjectError if DAMAGED.search(err) else GitCommandError
+            raise problem or kind(args, status, out, err)
         return out
 
     def text(

@@ -231,3 +231,9 @@ def test_a_busy_database_waits(cache: Cache) -> None:
     timer.join()
     other.close()
     assert cache.get("a", [b"2"]) == {b"2": b"y"}
+
+
+def test_a_path_that_git_cannot_share_from_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line feed"):
+        Cache.open(tmp_path / "a\nb")
+    assert not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ from support import Repo, git
 from stackctl.errors import ExitCode, UsageError
 from stackctl.git import command
 from stackctl.git.command import (
+    DamagedObjectError,
     GitCommandError,
     HermeticGit,
     disk_problem,
@@ -202,3 +203,21 @@ def test_a_full_disk_is_told_from_other_failures(
 ) -> None:
     problem = disk_problem(status, stderr)
     assert (problem.errno if problem else None) == number
+
+
+def test_a_damaged_object_is_told_from_other_failures(tmp_path: Path) -> None:
+    repo = Repo(tmp_path / "repo")
+    repo.commit("x\n", {"f": "some text\n"})
+    repo.git("repack", "-adq")
+    (pack,) = (repo.path / ".git/objects/pack").glob("*.pack")
+    data = bytearray(pack.read_bytes())
+    data[20:-20] = bytes(byte ^ 0x55 for byte in data[20:-20])
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    with pytest.raises(DamagedObjectError) as error:
+        HermeticGit(repo.path / ".git").run("cat-file", "-p", repo.head)
+    assert error.value.kind == "bad-object"
+    assert error.value.exit_code == 4
+    with pytest.raises(GitCommandError) as other:
+        HermeticGit(repo.path / ".git").run("cat-file", "-p", "0" * 40)
+    assert other.value.kind == "git-failed"
