@@ -13,6 +13,7 @@ from stackctl.git.apply import PatchRejectedError, Workspace
 from stackctl.git.objects import MODE_TREE
 from stackctl.git.patchtext.model import FileChange, Hunk, Patch
 
+_SHOWN_BYTES = 200
 _SHOWN_LINES = 12
 
 
@@ -101,6 +102,9 @@ def find_problem(data: bytes, hunks: Sequence[Hunk]) -> HunkProblem | None:
 
 
 def _text(line: bytes) -> str:
+    if len(line) > _SHOWN_BYTES:
+        start = line[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
+        return f"{start}... ({len(line)} bytes)"
     shown = line.rstrip(b"\n").decode("utf-8", "backslashreplace")
     if not line.endswith(b"\n"):
         shown += "  (no line feed at the end)"

@@ -161,3 +161,11 @@ def test_paths_that_are_not_text_are_shown_escaped(case: Case) -> None:
     error = case.refuse({name: "x\n"}, {name: "y\n"}, {name: "z\n"})
     assert "caf\\xe9" in error.message
     error.message.encode("utf-8")
+
+
+def test_a_huge_line_is_cut(case: Case) -> None:
+    error = case.refuse(
+        {"f": "a\n" + "z" * 1_000_000 + "\nb\n"}, {"f": "a\nc\nb\n"}, {"f": "x\ny\n"}
+    )
+    assert "zzz... (1000001 bytes)" in error.message
+    assert len(error.message) < 10_000
