@@ -6,6 +6,7 @@ is a shallow repository: git keeps the list of cut commits in the file `shallow`
 a lock file of its own that it does not wait for. So fetches into one store take turns.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ from pathlib import Path
 from stackctl.base.pipconf import redact
 from stackctl.base.web import offline_error
 from stackctl.cache import Cache
-from stackctl.errors import PinError, RemoteError
+from stackctl.errors import InputError, PinError, RemoteError
 from stackctl.fsutil import write_atomic
-from stackctl.git.command import HermeticGit
-from stackctl.git.objects import COMMIT, KIND_NAMES
+from stackctl.git.command import DAMAGED, DamagedObjectError, HermeticGit
+from stackctl.git.judge import check_tree
+from stackctl.git.objects import COMMIT, KIND_NAMES, commit_tree_of
 from stackctl.git.store import Store
 from stackctl.model.ids import CommitId
 from stackctl.progress import SILENT, Progress
@@ -141,6 +143,7 @@ def fetch_commit(
     Raises:
         PinError: The repository does not have it, or it is no commit.
         RemoteError: The repository cannot be reached.
+        InputError: Its tree is not one that git would write.
     """
     store = cache.store
     fact = bytes.fromhex(commit)
@@ -157,6 +160,14 @@ def fetch_commit(
             _tidy(store)
             progress.note(f"fetching {commit} from {label}")
             _bring(store, source, label, commit, history, ref, local)
+        found = store.find(fact)
+        assert found is not None
+        try:
+            check_tree(store, commit_tree_of(found[1]))
+        except InputError as error:
+            error.where |= {"commit": commit, "url": label}
+            error.message = f"commit {commit} of {label}: {error.message}"
+            raise
         cache.put(kind, {fact: b"1"})
 
 
@@ -234,6 +245,8 @@ def _bring(
     status, err = _fetch(git, _depth(history), "--", source, commit)
     if not status and _is_complete(store, commit, history=history):
         return
+    if status and DAMAGED.search(err) and os.fsencode(store.git_dir) in err:
+        raise DamagedObjectError(("fetch", label), status, b"", err)
     if status and not _NO_SUCH_COMMIT.search(err):
         raise _unreachable(label, source, err)
     # Servers without a program behind them can only give whole histories.

@@ -54,9 +54,6 @@ def write_tree(store: Store, tree: TreeId, folder: Path, progress: Progress) -> 
     for number, (path, mode, oid) in enumerate(files):
         if number % 500 == 0:
             progress.update("write", number, len(files))
-        parent = os.path.dirname(path)
-        if parent not in made:
-            _make_parents(root, parent, made)
         target = root + b"/" + path
         shown = path.decode("utf-8", "backslashreplace")
         # A tree of a git base may hold any name; git would refuse to check it out too.
@@ -69,6 +66,9 @@ def write_tree(store: Store, tree: TreeId, folder: Path, progress: Progress) -> 
             )
         if mode == MODE_SUBMODULE:
             raise InputError(f"{shown} is a submodule, which cannot be written")
+        parent = os.path.dirname(path)
+        if parent not in made:
+            _make_parents(root, parent, made)
         data = store.blob(oid)
         try:
             if mode == MODE_LINK:

@@ -4,6 +4,12 @@
 import re
 from typing import Final
 
+MAX_DEPTH: Final = 256
+"""Most components of a path."""
+
+MAX_PATH: Final = 4096
+"""Longest path in bytes; Linux's PATH_MAX."""
+
 _QUOTED: Final = re.compile(rb'"((?:[^"\\]|\\(?:[abfnrtv"\\]|[0-3][0-7]{2}))*)"')
 _ESCAPE: Final = re.compile(rb"\\([abfnrtv\"\\]|[0-3][0-7]{2})")
 _LETTERS: Final = {
@@ -69,6 +75,10 @@ def path_problem(path: bytes, *, symlink: bool = False) -> str | None:
     Returns:
         The reason, or None where the path is good.
     """
+    if len(path) > MAX_PATH:
+        return f"it is longer than {MAX_PATH} bytes"
+    if path.count(b"/") >= MAX_DEPTH:
+        return f"it has more than {MAX_DEPTH} components"
     if _SUSPECT.search(path) is None:
         return None
     if b"\x00" in path:

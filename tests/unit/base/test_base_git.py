@@ -10,7 +10,7 @@ import pytest
 from stackctl.base import resolve_base
 from stackctl.base.git import fetch_commit
 from stackctl.cache import Cache
-from stackctl.errors import PinError, RemoteError
+from stackctl.errors import InputError, PinError, RemoteError
 from stackctl.model.series import GitBase
 
 
@@ -260,3 +260,23 @@ def test_many_at_once(cache, upstream, real_git):
         job.join()
     assert [job.exitcode for job in jobs] == [0] * len(jobs)
     assert real_git(cache.store.git_dir, "rev-list", "--count", commits[0]) == "3"
+
+
+def test_a_commit_whose_tree_leads_out_is_refused(tmp_path, upstream, real_git):
+    blob = real_git(upstream, "rev-parse", "HEAD:file")
+    raw = b"100644 ../../x\0" + bytes.fromhex(blob)
+    made = subprocess.run(
+        ["git", "hash-object", "-t", "tree", "-w", "--literally", "--stdin"],
+        cwd=upstream,
+        input=raw,
+        capture_output=True,
+        check=True,
+    )
+    tree = made.stdout.decode().strip()
+    commit = real_git(upstream, "commit-tree", "-m", "hostile", tree)
+    cache = Cache(tmp_path / "cache")
+    for _ in range(2):
+        with pytest.raises(InputError) as caught:
+            fetch_commit(str(upstream), commit, cache=cache, project=tmp_path)
+        assert caught.value.kind == "tree-refused"
+        assert caught.value.where["commit"] == commit

@@ -171,6 +171,8 @@ def test_prose_around_a_diff_is_not_part_of_it():
         (b"git~1/config", ".git"),
         (b".git::$INDEX_ALLOCATION/x", ".git"),
         (b"a\\.git\\config", ".git"),
+        (b"d/" * 300 + b"f", "more than 256 components"),
+        (b"d" * 5000, "longer than 4096 bytes"),
         (".g\u200cit/config".encode(), ".git"),
     ],
 )
