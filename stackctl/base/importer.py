@@ -102,7 +102,9 @@ class Importer:
         self._limits = limits
         self._progress = progress
         self._kind = kind
-        self._writer = cache.store.writer()
+        self._store = cache.store
+        self._store.refresh()
+        self._writer = self._store.writer()
         self._digests: dict[bytes, bytes] = {}
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "stackctl-import")
         self._pending: deque[tuple[Future[list[Packed]], list[Leaf], int]] = deque()
@@ -225,7 +227,8 @@ class Importer:
         packed.append(packer.flush())
         leaf.oid = inner.digest()
         self._digests[leaf.oid] = outer.digest()
-        self._writer.add_packed(BLOB, size, b"".join(packed), leaf.oid)
+        if not self._store.knows(leaf.oid):
+            self._writer.add_packed(BLOB, size, b"".join(packed), leaf.oid)
 
     def add_link(self, parts: tuple[bytes, ...], target: bytes) -> None:
         """Add a symbolic link."""
@@ -285,7 +288,8 @@ class Importer:
         ):
             leaf.oid = oid
             self._digests[oid] = digest
-            self._writer.add_packed(BLOB, length, packed, oid)
+            if not self._store.knows(oid):
+                self._writer.add_packed(BLOB, length, packed, oid)
 
     def refuse_links_out(self) -> None:
         """Refuse symbolic links that lead out of the tree, through other links too.
@@ -371,7 +375,9 @@ class Importer:
         if not entries:
             return None
         raw = encode_tree(entries)
-        return self._writer.add(TREE, raw, object_id(TREE, raw))
+        oid = object_id(TREE, raw)
+        # A folder that was imported before, and a little edited since, adds little.
+        return oid if self._store.knows(oid) else self._writer.add(TREE, raw, oid)
 
 
 def base_commit(tree: TreeId) -> bytes:
