@@ -113,6 +113,29 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise _write_error(path, error) from None
 
 
+def refuse_link_out(project: Path, folder: Path) -> None:
+    """Refuse a folder that links lead out of a project, before it is written to.
+
+    Args:
+        project: The project folder.
+        folder: A folder below it, which need not exist yet.
+
+    Raises:
+        InputError: The folder lies elsewhere.
+    """
+    try:
+        inside = folder.resolve().is_relative_to(project.resolve())
+    except (OSError, RuntimeError):  # links that lead to each other
+        inside = False
+    if not inside:
+        raise InputError(
+            f"{folder}: is a link out of the project",
+            kind="outside-project",
+            hint="put the files into the project folder",
+            where={"file": str(folder)},
+        )
+
+
 def _own(temporary: Path) -> int:
     """Return a descriptor of an empty temporary file that only this call writes."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -19,7 +19,7 @@ from stackctl.compose.plan import WHOLE, Selection, find_set
 from stackctl.compose.publish import repository_of, without_settings
 from stackctl.compose.sources import patch_files
 from stackctl.errors import ConflictError, InputError, PinError, UsageError
-from stackctl.fsutil import write_atomic
+from stackctl.fsutil import refuse_link_out, write_atomic
 from stackctl.git.apply import Workspace
 from stackctl.git.command import GitCommandError, HermeticGit
 from stackctl.git.objects import COMMIT
@@ -182,7 +182,9 @@ def _folder(series: Series, patch_set: PatchSet) -> Path:
             hint='set `patches = "patches/<set>"` in series.toml',
             where={"set": patch_set.name},
         )
-    return series.root / source.folder
+    folder = series.root / source.folder
+    refuse_link_out(series.root, folder)
+    return folder
 
 
 def _check_applies(

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from stackctl.errors import InputError
-from stackctl.fsutil import read_regular, write_atomic
+from stackctl.fsutil import read_regular, refuse_link_out, write_atomic
 from stackctl.git.merge import Conflict
 from stackctl.git.objects import (
     BLOB,
@@ -269,6 +269,7 @@ class Resolutions:
             InputError: The file cannot be written.
         """
         folder = self._project / FOLDER
+        refuse_link_out(self._project, folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -4,7 +4,15 @@
 from pathlib import Path
 
 import pytest
-from support import LINES60, Project, Repo, files_below, hostile_home, run
+from support import (
+    LINES60,
+    Project,
+    Repo,
+    files_below,
+    hostile_home,
+    run,
+    three_sets,
+)
 
 
 def patches_of(project: Project, name: str) -> dict[str, bytes]:
@@ -339,3 +347,17 @@ def test_show_tells_reason_state_and_patches(project: Project) -> None:
     text = run("show", cwd=project.folder).out
     assert "alpha" in text
     assert "gamma" in text
+
+
+@pytest.mark.parametrize("link", ["patches/gamma", "patches"])
+def test_nothing_is_written_through_a_link_out(tmp_path: Path, link: str) -> None:
+    project = three_sets(tmp_path / "project")
+    outside = tmp_path / "outside"
+    (project.folder / link).rename(outside)
+    (project.folder / link).symlink_to(outside)
+    before = files_below(outside)
+    commits = ("--from", project.repo.path, "HEAD~2..HEAD")
+    found = run("export", "gamma", *commits, "-C", project.folder, "--json")
+    assert found.code == 3
+    assert found.json["error"]["kind"] == "outside-project"
+    assert files_below(outside) == before

@@ -179,3 +179,21 @@ def test_what_cannot_be_resolved_is_said(upstream: Upstream, tmp_path: Path) -> 
     own = '[[set]]\nname = "own"\npatches = "patches/own"\n'
     project = upstream.series(folder, own)
     assert program("resolve", project, "own", code=2)["error"]["kind"] == "not-pinned"
+
+
+def test_no_resolution_is_written_through_a_link_out(tmp_path: Path) -> None:
+    from stackctl.compose.resolutions import Resolution, Resolutions
+    from stackctl.errors import InputError
+    from stackctl.git.merge import Conflict
+    from stackctl.git.objects import Entry
+
+    project, outside = tmp_path / "project", tmp_path / "outside"
+    (project / "patches").mkdir(parents=True)
+    outside.mkdir()
+    (project / "patches/resolutions").symlink_to(outside)
+    ours, theirs = Entry(0o100644, b"\1" * 20), Entry(0o100644, b"\2" * 20)
+    conflict = Conflict(b"f", None, ours, theirs)
+    with pytest.raises(InputError) as caught:
+        Resolutions(project).save(Resolution(conflict, None, b""))
+    assert caught.value.kind == "outside-project"
+    assert not list(outside.iterdir())
