@@ -20,7 +20,7 @@ from stackctl.compose.pinned import MergeConflictError
 from stackctl.compose.plan import Selection, find_set
 from stackctl.compose.resolutions import MAX_BYTES, Resolution, Resolutions
 from stackctl.errors import InputError, UsageError
-from stackctl.fsutil import read_regular, write_atomic
+from stackctl.fsutil import read_regular, refuse_link_out, write_atomic
 from stackctl.git.merge import Conflict
 from stackctl.git.objects import (
     BLOB,
@@ -119,6 +119,8 @@ class Resolver:
                 one of names.
             InputError: A file in the folder cannot be taken.
         """
+        if self._folder.is_relative_to(self._series.root):
+            refuse_link_out(self._series.root, self._folder)
         # What lies below must be in the store, and must compose by itself.
         self._composer.compose(before_set(self._series, self._name))
         written: list[str] = []
@@ -200,7 +202,9 @@ class Resolver:
             raise InputError(
                 f"{shown} conflicts, and is no safe path: {problem}", kind="unsafe-path"
             )
-        return self._folder / os.fsdecode(conflict.path)
+        place = self._folder / os.fsdecode(conflict.path)
+        refuse_link_out(self._folder, place.parent)
+        return place
 
     def _prepare(
         self, conflict: Conflict, error: MergeConflictError

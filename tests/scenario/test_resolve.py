@@ -197,3 +197,22 @@ def test_no_resolution_is_written_through_a_link_out(tmp_path: Path) -> None:
         Resolutions(project).save(Resolution(conflict, None, b""))
     assert caught.value.kind == "outside-project"
     assert not list(outside.iterdir())
+
+
+@pytest.mark.parametrize("link", [".stackctl", ".stackctl/resolve/pull-2/d"])
+def test_work_files_are_not_written_through_a_link_out(
+    upstream: Upstream, tmp_path: Path, link: str
+) -> None:
+    upstream.on(upstream.base)
+    upstream.base = upstream.repo.commit("folder\n", {"d/f": lines()})
+    upstream.pull(1, {"d/f": lines(_10="one")})
+    upstream.pull(2, {"d/f": lines(_10="two")})
+    project = upstream.series(tmp_path / "p", upstream.set(1), upstream.set(2))
+    outside = tmp_path / "outside"
+    (outside / "resolve/pull-2").mkdir(parents=True)
+    (project / link).parent.mkdir(parents=True, exist_ok=True)
+    (project / link).symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    found = program("resolve", project, "pull-2", code=3)
+    assert found["error"]["kind"] == "outside-project"
+    assert sorted(outside.rglob("*")) == before
