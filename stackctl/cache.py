@@ -245,9 +245,10 @@ class Cache:
         connection = self._connect()
         try:
             return action(connection)
-        except sqlite3.OperationalError as error:
-            raise disk_error(error, self.folder) from error
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            no_table = "no such table" in str(error)
+            if isinstance(error, sqlite3.OperationalError) and not no_table:
+                raise disk_error(error, self.folder) from error
             connection.close()
             self._database = None
             self._drop_facts()

@@ -5,7 +5,9 @@ The text is that of `git format-patch` with every option pinned, whatever the ve
 git. What reading it back would not give again is refused.
 """
 
-from collections.abc import Sequence
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -157,6 +159,19 @@ def write_set(
     folder = _folder(series, patch_set)
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {patch.name: patch.data for patch in patches}
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Of two runs at once, one comes last as a whole: files of both never mix.
+        fcntl.flock(held, fcntl.LOCK_EX)
+        changed, removed = _replace_files(folder, wanted)
+    finally:
+        os.close(held)
+    return Written(tuple(patches), tuple(changed), tuple(removed))
+
+
+def _replace_files(
+    folder: Path, wanted: Mapping[str, bytes]
+) -> tuple[list[str], list[str]]:
     present = {path.name: path for path in folder.glob("*.patch")}
     changed = [
         name
@@ -170,7 +185,7 @@ def write_set(
         write_atomic(folder / name, wanted[name])
     for name in removed:
         present[name].unlink()
-    return Written(tuple(patches), tuple(changed), tuple(removed))
+    return changed, removed
 
 
 def _folder(series: Series, patch_set: PatchSet) -> Path:

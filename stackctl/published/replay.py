@@ -300,6 +300,9 @@ class _Replayer:
         except MissingObjectError as error:
             error.message = f"{lock.file}: commit {commit} is not in {self.repository}"
             source = lock.repository or "URL"
+            if source.startswith("-") or "::" in source:
+                # An option or a remote helper, which must not be pasted into a shell.
+                source = "URL"
             # A head that moved on is not what its ref holds now: ask by id.
             error.hint = (
                 f"bring it: git --git-dir={quote(str(self.repository))} fetch "

@@ -237,3 +237,16 @@ def test_a_path_that_git_cannot_share_from_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="line feed"):
         Cache.open(tmp_path / "a\nb")
     assert not list(tmp_path.iterdir())
+
+
+def test_facts_without_their_table_are_made_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    cache.folder.mkdir()
+    cache.put("step", {b"k": b"v"})
+    with sqlite3.connect(cache.folder / "facts.sqlite3") as connection:
+        connection.execute("DROP TABLE facts")
+    connection.close()
+    again = Cache(cache.folder)
+    assert again.get("step", [b"k"]) == {}
+    again.put("step", {b"k": b"w"})
+    assert again.get("step", [b"k"]) == {b"k": b"w"}
