@@ -187,14 +187,19 @@ class Cache:
     def _tidy(self, store: Store) -> None:
         folder = self.folder / "locks"
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / "tidy", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            store.tidy()
-        except (BlockingIOError, GitCommandError):
-            pass  # another process is at it, or its git is after it was killed
-        finally:
-            os.close(descriptor)
+        # The lock of fetches: what they leave may only go while none is running.
+        for name, action in (
+            ("git-fetch", store.remove_fetch_remains),
+            ("tidy", store.tidy),
+        ):
+            descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                action()
+            except (BlockingIOError, GitCommandError):
+                pass  # another process is at it, or its git is after it was killed
+            finally:
+                os.close(descriptor)
 
     def _connect(self) -> sqlite3.Connection:
         if self._database is not None:

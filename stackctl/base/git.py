@@ -79,15 +79,6 @@ def _fetch(git: HermeticGit, *args: str) -> tuple[int, bytes]:
     return status, err
 
 
-def _tidy(store: Store) -> None:
-    """Remove what a fetch that was killed left; only called while no other can run."""
-    (store.git_dir / "shallow.lock").unlink(missing_ok=True)
-    folder = store.git_dir / "objects" / "pack"
-    for pattern in ("tmp_pack_*", "tmp_idx_*", "tmp_rev_*"):
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
-
-
 def _is_complete(store: Store, commit: CommitId, *, history: bool) -> bool:
     """Return whether a commit is there with all its files (and all its ancestors)."""
     found = store.find(bytes.fromhex(commit))
@@ -157,7 +148,7 @@ def fetch_commit(
         if not _is_complete(store, commit, history=history):
             if offline and not local:
                 raise offline_error(f"commit {commit} of {label}", {"commit": commit})
-            _tidy(store)
+            store.remove_fetch_remains()
             progress.note(f"fetching {commit} from {label}")
             _bring(store, source, label, commit, history, ref, local)
         found = store.find(fact)
@@ -197,7 +188,7 @@ def fetch_together(
         return
     source, _ = repository(url, project)
     with cache.lock("git-fetch"):
-        _tidy(cache.store)
+        cache.store.remove_fetch_remains()
         progress.note(f"fetching {len(missing)} commits from {redact(source)}")
         git = HermeticGit(cache.store.git_dir, network=True)
         _fetch(git, _depth(True), "--", source, *missing)

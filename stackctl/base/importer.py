@@ -357,7 +357,11 @@ class Importer:
         while self._pending:
             self._collect()
         tree = TreeId((self._write(self.root) or b"").hex())
-        commit = CommitId(self._writer.add(COMMIT, base_commit(tree)).hex())
+        raw = base_commit(tree)
+        oid = object_id(COMMIT, raw)
+        if not self._store.knows(oid):
+            self._writer.add(COMMIT, raw, oid)
+        commit = CommitId(oid.hex())
         self._writer.finish()
         self._cache.put("sha256", self._digests)
         self._progress.update("import", self.files, self.files)

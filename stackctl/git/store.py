@@ -134,6 +134,14 @@ class Store:
         remove_remains(git_dir / "objects" / "pack")
         return cls(git_dir)
 
+    def remove_fetch_remains(self) -> None:
+        """Remove what a killed fetch left; only called while no other can run."""
+        (self.git_dir / "shallow.lock").unlink(missing_ok=True)
+        folder = self._objects / "pack"
+        for pattern in ("tmp_pack_*", "tmp_idx_*", "tmp_rev_*"):
+            for path in folder.glob(pattern):
+                path.unlink(missing_ok=True)
+
     def tidy(self, limit: int = MANY_PACKS) -> bool:
         """Put many small packs into one, where there are more than a limit.
 
