@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from stackctl.cli.reference import reference
+from stackctl.model.lock import read_lock
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,3 +23,12 @@ def test_every_command_has_an_example() -> None:
     parts = reference().split("\n## ")[1:]
     assert len(parts) >= 11
     assert [part.split("\n")[0] for part in parts if "```sh" not in part] == []
+
+
+def test_the_readme_shows_what_the_lock_says() -> None:
+    lock = read_lock(ROOT / "series.lock")
+    readme = (ROOT / "README.md").read_text()
+    assert f"tree            {lock.content.tree}\n" in readme
+    assert f"commit          {lock.content.commit}\n" in readme
+    assert f"content sha256  {lock.content.content_sha256}\n" in readme
+    assert f"composition     {lock.composition}\n" in readme
