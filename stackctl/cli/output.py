@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from stackctl.errors import (
     ExitCode,
@@ -17,9 +16,6 @@ from stackctl.errors import (
     StackctlError,
     UsageError,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +221,6 @@ def _amount(done: int, total: int) -> str:
     if total >= 10_000_000:
         return f"({done / 1e6:.0f} of {total / 1e6:.0f} million)"
     return f"({done} of {total})"
-
-
-def console() -> "Console":
-    """Return a console for tables on standard output."""
-    from rich.console import Console
-
-    # In a pipe, a table is as wide as its content: no script should get cut cells.
-    width = None if sys.stdout.isatty() else 200
-    return Console(
-        highlight=False, markup=False, emoji=False, soft_wrap=False, width=width
-    )
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -238,7 +238,6 @@ class HermeticGit:
         stdin: Any = subprocess.PIPE,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
-        stdout: Any = None,
     ) -> "subprocess.Popen[bytes]":
         """Start a git process and return it with open pipes.
 
@@ -247,9 +246,7 @@ class HermeticGit:
             stdin: What standard input is; a pipe by default.
             cwd: Working folder.
             env: Further variables.
-            stdout: Unused; standard output is always a pipe.
         """
-        del stdout
         git = _load_gitpython()(str(cwd) if cwd else "/")
         wrapped = git.execute(
             self._command(args, env), istream=stdin, as_process=True, shell=False
