@@ -374,6 +374,26 @@ class Integer(Kind):
         return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
 
 
+class Number(Kind):
+    """A number between two bounds, both included; read as a float."""
+
+    def __init__(self, minimum: float, maximum: float) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+        self.words = f"a number from {minimum:g} to {maximum:g}"
+
+    def read(self, value: object, at: At) -> Any:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return at.wrong(self.words, value)
+        # Written so that nan, which compares with nothing, is refused too.
+        if not self.minimum <= value <= self.maximum:
+            return at.wrong(self.words, value)
+        return float(value)
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "number", "minimum": self.minimum, "maximum": self.maximum}
+
+
 class Flag(Kind):
     """True or false."""
 
@@ -537,6 +557,59 @@ class Record(Kind):
 
     def records(self) -> tuple[type, ...]:
         return (self.cls,)
+
+
+class Names(Kind):
+    """A table whose keys are names that the user chooses; read as a dictionary.
+
+    Attributes:
+        item: Kind of the values.
+        name: What the names must be.
+        least: Smallest number of entries.
+    """
+
+    def __init__(self, item: Kind, name: Text, least: int = 0) -> None:
+        self.item = item
+        self.name = name
+        self.least = least
+        self.words = f"a table: {name.words} = {item.words}"
+
+    def read(self, value: object, at: At) -> Any:
+        if not isinstance(value, dict):
+            return at.wrong(self.words, value)
+        if len(value) < self.least:
+            at.problem(f"{at} is empty; expected at least {self.least} entry")
+            return INVALID
+        found: dict[str, Any] = {}
+        good = True
+        for name, content in value.items():
+            if not re.fullmatch(self.name.pattern or ".+", name):
+                (at / name).problem(
+                    f"the name {show(name)} in {at} must be {self.name.words}"
+                )
+                good = False
+                continue
+            found[name] = self.item.read(content, at / name)
+            good = good and found[name] is not INVALID
+        return found if good else INVALID
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        schema: dict[str, Any] = {
+            "type": "object",
+            "propertyNames": {"pattern": f"^(?:{self.name.pattern or '.+'})$"},
+            "additionalProperties": self.item.schema(definitions),
+        }
+        if self.least:
+            schema["minProperties"] = self.least
+        return schema
+
+    def write(self, value: Any, *, sparse: bool = False) -> Any:
+        return {
+            name: self.item.write(item, sparse=sparse) for name, item in value.items()
+        }
+
+    def records(self) -> tuple[type, ...]:
+        return self.item.records()
 
 
 class OneForm(Kind):
@@ -769,7 +842,7 @@ def record_schema(
         described = {"description": item.doc, **item.kind.schema(definitions)}
         # "" stands for "not said"; as a default it would be a value to complete.
         fixed = not item.required and not item.computed and item.default != ""
-        if fixed and isinstance(item.default, (str, bool, int)):
+        if fixed and isinstance(item.default, (str, bool, int, float)):
             described["default"] = item.default
         schema["properties"][item.name] = described
     if needed := [item.name for item in keys_of(cls) if item.required]:

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gates: one question about composed trees, asked the same way every time."""
