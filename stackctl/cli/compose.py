@@ -22,6 +22,7 @@ from stackctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from stackctl.compose.model import Composition
+    from stackctl.model.series import PatchSet
 
 EXAMPLE = (
     "Examples: stackctl compose; stackctl compose --only kda-overlap --out tree; "
@@ -92,6 +93,39 @@ def resolution_notes(
     return [
         *(f"resolution      {name}" for name in composition.resolutions),
         *(f"unused          {name} (nothing conflicts like that)" for name in unused),
+    ]
+
+
+def new_pin_notes(
+    session: Session, sets: Iterable["PatchSet"], document: dict[str, Any]
+) -> list[str]:
+    """Refuse new pins that swallow upstream commits; name those not checked.
+
+    Args:
+        session: The command's session.
+        sets: The sets that are composed.
+        document: The JSON document, which gets the key `unchecked_pins`.
+
+    Returns:
+        Lines for a person.
+    """
+    pinned = [each for each in sets if each.pinned]
+    unchecked: tuple[str, ...] = ()
+    if pinned:
+        from stackctl.compose.pins import Pins  # costly to import
+
+        pins = Pins(
+            session.series,
+            session.cache,
+            offline=session.offline,
+            progress=session.progress,
+        )
+        unchecked = pins.refuse_swallowing(pinned)
+    document["unchecked_pins"] = list(unchecked)
+    return [
+        f"not checked     {name} (whether its head brings upstream commits along: "
+        "upstream was not asked)"
+        for name in unchecked
     ]
 
 
@@ -176,7 +210,7 @@ def register(app: typer.Typer) -> None:
     ) -> Outcome:
         """Compose the series, or a subset, onto the base: one tree everywhere."""
         from stackctl.compose.compose import Options, compose_series
-        from stackctl.compose.plan import Selection
+        from stackctl.compose.plan import Selection, select
 
         started = time.perf_counter_ns()
         if lock:
@@ -203,7 +237,7 @@ def register(app: typer.Typer) -> None:
             session.progress,
         )
         document: dict[str, Any] = composition.document()
-        notes: list[str] = []
+        notes = new_pin_notes(session, select(session.series, selection), document)
         if selection.whole:
             notes += resolution_notes(session.project, composition, document)
         code = ExitCode.OK

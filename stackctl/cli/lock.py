@@ -7,7 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from stackctl.cli.command import Session, command
-from stackctl.cli.compose import composition_text, resolution_notes
+from stackctl.cli.compose import (
+    composition_text,
+    new_pin_notes,
+    resolution_notes,
+)
 from stackctl.cli.output import Outcome
 from stackctl.errors import ExitCode
 
@@ -34,6 +38,8 @@ def register(app: typer.Typer) -> None:
         started = time.perf_counter_ns()
         code = ExitCode.OK
         extra: dict[str, Any]
+        checked: dict[str, Any] = {}
+        notes: list[str] = []
         if check:
             composition = compose_series(
                 session.series,
@@ -52,12 +58,14 @@ def register(app: typer.Typer) -> None:
                 offline=session.offline,
                 progress=session.progress,
             )
+            # After composing: what is missing or conflicts is said first.
+            notes = new_pin_notes(session, session.series.sets, checked)
             changed = save_lock(session.project, made)
             extra = {"written": changed, "routes": "agree"}
             note = f"series.lock     {'written' if changed else 'unchanged'}"
         ns = time.perf_counter_ns() - started
-        document = {**composition.document(), "locked": extra, "ns": ns}
-        notes = [*resolution_notes(session.project, composition, document), note]
+        document = {**composition.document(), "locked": extra, **checked, "ns": ns}
+        notes += [*resolution_notes(session.project, composition, document), note]
         name = session.series.name
         return Outcome(
             document, lambda: composition_text(composition, name, ns, notes), code

@@ -7,6 +7,7 @@ that set by name, and sees what changed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Literal
 
 from stackctl.base.git import fetch_commit, list_refs
@@ -14,12 +15,20 @@ from stackctl.base.web import offline_error
 from stackctl.cache import Cache
 from stackctl.compose.compare import range_diff
 from stackctl.compose.plan import find_set
-from stackctl.errors import PinError, RemoteError, StackctlError, UsageError
+from stackctl.errors import (
+    InputError,
+    PinError,
+    RemoteError,
+    StackctlError,
+    UsageError,
+)
 from stackctl.git.command import HermeticGit
 from stackctl.model.edit import edit_series, set_pin
 from stackctl.model.ids import CommitId
+from stackctl.model.lock import read_lock
 from stackctl.model.series import GitBase, PatchSet, Pull, Series
 from stackctl.progress import SILENT, Progress
+from stackctl.project import LOCK_FILE
 
 State = Literal["same", "moved", "gone", "unreachable"]
 
@@ -91,6 +100,20 @@ def swallowed_commits(
     return tuple(commit for commit in line if commit in own)
 
 
+def _swallowing(
+    name: str, pull: Pull, head: CommitId, commits: Sequence[str]
+) -> PinError:
+    noun = "commit" if len(commits) == 1 else "commits"
+    return PinError(
+        f"set `{name}`: {pull} at {head} brings {len(commits)} upstream {noun} that "
+        f"the base does not have, as if they were its own (first: {commits[-1]})",
+        kind="swallowed-upstream",
+        hint=f"move the base first: it must have {commits[0]}; or pin a head that was "
+        "not rebased past it",
+        where={"set": name, "head": head, "commits": list(commits)},
+    )
+
+
 class Pins:
     """The pins of a series.
 
@@ -114,6 +137,70 @@ class Pins:
         self.offline = offline
         self.progress = progress
         self._tip: CommitId | None = None
+
+    def refuse_swallowing(self, sets: Sequence[PatchSet]) -> tuple[str, ...]:
+        """Refuse new pins whose merge would bring upstream commits along.
+
+        A pin is new until the lock has it on this base: what was locked once must
+        compose for ever, wherever upstream goes. What was found good is remembered.
+
+        Args:
+            sets: The sets that are composed.
+
+        Returns:
+            Names of the sets that could not be checked: the network is off limits, or
+            upstream cannot be reached.
+
+        Raises:
+            PinError: A head brings upstream commits that the base does not have.
+        """
+        base = self.series.base
+        if not isinstance(base, GitBase) or base.ref is None:
+            return ()
+        new = [
+            (each.name, each.pull, each.pull.head)
+            for each in sets
+            if each.pull is not None
+            and each.pull.head is not None
+            and each.composed
+            and each.pinned
+            and each.strategy == "merge"
+        ]
+        locked = self._locked_heads(base) if new else frozenset()
+        keys = {
+            head: sha256(f"{base.git} {base.ref} {base.commit} {head}".encode()).digest()
+            for _, _, head in new
+        }
+        known = self.cache.get("own-history", keys.values())
+        unchecked = []
+        for name, pull, head in new:
+            if head in locked or keys[head] in known:
+                continue
+            try:
+                if self.offline:
+                    raise offline_error("where upstream is now", {"set": name})
+                tip = self._upstream()
+                if tip is None:
+                    raise RemoteError(f"{base.git} has no {base.ref}")
+            except RemoteError:
+                unchecked.append(name)
+                continue
+            self._fetch(pull.fetch_url, head, pull.fetch_ref)
+            found = swallowed_commits(self.cache.store.git, base.commit, head, tip)
+            if found:
+                raise _swallowing(name, pull, head, found)
+            self.cache.put("own-history", {keys[head]: b"1"})
+        return tuple(unchecked)
+
+    def _locked_heads(self, base: GitBase) -> frozenset[str]:
+        path = self.series.root / LOCK_FILE
+        try:
+            content = read_lock(path).content
+        except InputError:  # no lock yet, or one that `lock` writes anew
+            return frozenset()
+        if content.base.commit != base.commit:
+            return frozenset()
+        return frozenset(step.head for step in content.steps if step.head)
 
     def check(self) -> list[PinState]:
         """Ask every remote where the pinned refs are now.
@@ -249,13 +336,7 @@ class Pins:
         if patch_set.strategy == "merge":
             swallows = self._swallows(pull, new)
         if swallows:
-            raise PinError(
-                f"{pull} at {new} brings {len(swallows)} upstream commits that the "
-                f"base does not have, as if they were its own (first: {swallows[-1]})",
-                kind="swallowed-upstream",
-                hint=f"move the base first: it must have {swallows[0]}",
-                where={"set": name, "head": new, "commits": list(swallows)},
-            )
+            raise _swallowing(name, pull, new, swallows)
         text, equal = self._range_diff(pull, new)
         changed = new != pull.head or (picked is not None and picked != pull.commits)
         if changed and write:

@@ -110,6 +110,17 @@ def test_swallowed_upstream_commits_are_refused(
     swallowing = upstream.series(tmp_path / "q", upstream.set(1))
     found = program("pins", swallowing, code=4)
     assert found["pins"][0]["swallows"] == [ahead]
+    # Composing refuses as well, and writes nothing.
+    for command in (("compose", "--out", str(tmp_path / "out")), ("lock",)):
+        error = program(command[0], swallowing, *command[1:], code=4)["error"]
+        assert error["kind"] == "swallowed-upstream"
+        assert error["where"]["set"] == "pull-1"
+        assert ahead in error["hint"]
+    assert not (tmp_path / "out").exists()
+    assert not (swallowing / "series.lock").exists()
+    # Off the network it says that it did not look.
+    made = program("compose", swallowing, "--offline")
+    assert made["unchecked_pins"] == ["pull-1"]
     # A pull request that upstream has merged since swallows nothing.
     merged = Upstream.make(tmp_path / "other")
     head = merged.pull(1, {"a.py": lines(_10="ten")})
@@ -117,6 +128,22 @@ def test_swallowed_upstream_commits_are_refused(
     merged.merge(head)
     project = merged.series(tmp_path / "r", merged.set(1))
     assert program("pins", project)["pins"][0]["swallows"] == []
+
+
+def test_a_locked_head_is_not_looked_at_again(
+    upstream: Upstream, tmp_path: Path, hermetic: Path
+) -> None:
+    # Upstream later takes the first commit of a locked head as it is.
+    head = upstream.pull(1, {"a.py": lines(_10="ten")}, {"b.py": lines(_3="x")})
+    project = upstream.series(tmp_path / "p", upstream.set(1))
+    locked = program("lock", project)
+    assert locked["unchecked_pins"] == []
+    upstream.repo.git("update-ref", "refs/heads/main", f"{head}^")
+    shutil.rmtree(hermetic)
+    assert program("compose", project, "--locked")["tree"] == locked["tree"]
+    # A series that pins it anew is told.
+    other = upstream.series(tmp_path / "q", upstream.set(1))
+    assert program("compose", other, code=4)["error"]["kind"] == "swallowed-upstream"
 
 
 def test_offline_and_unreachable(upstream: Upstream, tmp_path: Path) -> None:
