@@ -16,6 +16,7 @@ from stackctl.cli import (
     diff,
     doctor,
     export,
+    gate,
     import_manifest,
     lock,
     pins,
@@ -81,6 +82,7 @@ for module in (
     doctor,
     cache,
     verify_image,
+    gate,
 ):
     module.register(app)
 

@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gates as data: `ci/gates/<name>.toml`, read as strictly as `series.toml`.
+
+The classes below are the only description of the file: the reader, the JSON schema and
+the reference in docs/gates.md are made from them.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stackctl.errors import InputError, UsageError
+from stackctl.fsutil import read_regular
+from stackctl.gates.evidence import KINDS, UnitKind
+from stackctl.model.fields import (
+    At,
+    Choice,
+    FreeTable,
+    Inside,
+    Integer,
+    Kind,
+    Many,
+    Names,
+    Record,
+    Report,
+    Text,
+    key,
+    nearest,
+    read_record,
+    show,
+)
+from stackctl.model.series import decode, parse_toml
+
+if TYPE_CHECKING:
+    from stackctl.model.positions import Positions
+
+SCHEMA: Final = 1
+"""Newest version of the format that this code reads."""
+
+FOLDER: Final = "ci/gates"
+"""Where the gates of a project are, relative to it."""
+
+MAX_BYTES: Final = 1024 * 1024
+"""Largest accepted file."""
+
+SCRIPTED: Final = ("parity", "kernel", "compile")
+"""Kinds whose units are a script of the project."""
+
+TIMED: Final = ("kernel", "serving")
+"""Kinds that measure time: nothing else of ours may run beside them."""
+
+_NAME = Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+")
+_LINE = Text("a text of one line", r"[^\x00-\x1f\x7f]+")
+_WORDS = Text("a text", r"[^\x00-\x08\x0b-\x1f\x7f]+")
+_ARGUMENT = Text("a text of one line", r"[^\x00-\x1f\x7f]+")
+_SETS = r"[a-z0-9-]+(?:,[a-z0-9-]+)*"
+_DEFINITION = Text(
+    "`base`, `composed`, `only:SET`, `without:SET`, `upto:SET` or `external`",
+    rf"base|composed|external|(?:only|without):{_SETS}|upto:[a-z0-9-]+",
+)
+_VARIABLE = Text(
+    "a name of an environment variable", r"(?!STACKCTL_)[A-Za-z_][A-Za-z0-9_]*"
+)
+_REQUIREMENT = Text(
+    "a package with its versions like `torch>=2.11`",
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:[=!<>~]=?[A-Za-z0-9.*+!_,<>=~-]+)?",
+)
+_COMMAND = Text("a program's name without a folder", r"[A-Za-z0-9._+-]+")
+_FILE = Inside()
+
+
+class Value(Kind):
+    """What an environment variable is set to; may be empty."""
+
+    words = "a text of one line, which may be empty"
+
+    def read(self, value: object, at: At) -> Any:
+        """Return the text, or INVALID after recording a problem."""
+        if not isinstance(value, str) or not re.fullmatch(r"[^\x00-\x1f\x7f]*", value):
+            return at.wrong(self.words, value)
+        return value
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        """Return the JSON schema."""
+        return {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmSpec:
+    """One side of the comparison."""
+
+    tree: str = field(
+        metadata=key(
+            _DEFINITION,
+            "The tree it runs in. `external` is no tree of ours: a server at a URL.",
+            example='"composed"',
+        )
+    )
+    env: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=key(
+            Names(Value(), _VARIABLE),
+            "Switches by environment. Where several arms share a process the script "
+            "sets them (`STACKCTL_GATE_ARMS`); else they are set for it.",
+            example='{ VLLM_SWITCH = "1" }',
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What must be there for the gate to run; else it is not tested."""
+
+    gpus: int = field(
+        default=0,
+        metadata=key(
+            Integer(0, 16),
+            "GPUs. With 0 the units see none.",
+            example="1",
+        ),
+    )
+    gpu_memory_mib: int = field(
+        default=0,
+        metadata=key(Integer(0, 1 << 24), "Memory of each GPU, MiB.", example="16384"),
+    )
+    packages: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(_REQUIREMENT),
+            "Packages of the Python that runs the units, or of the site.",
+            example='["torch>=2.11", "triton"]',
+        ),
+    )
+    commands: tuple[str, ...] = field(
+        default=(),
+        metadata=key(Many(_COMMAND), "Programs on the path.", example='["ncu"]'),
+    )
+    parameters: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(Text("`site`, `model` or `base-url`", "site|model|base-url")),
+            "What the user must name: `site` (`--site`), `model` (`--model`), "
+            "`base-url` (`--base-url`).",
+            example='["site"]',
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a unit is ended from outside."""
+
+    seconds: int = field(
+        default=600,
+        metadata=key(
+            Integer(1, 7 * 24 * 3600), "Wall-clock seconds of a unit.", example="600"
+        ),
+    )
+    memory_mib: int = field(
+        default=16384,
+        metadata=key(
+            Integer(64, 1 << 24),
+            "Memory of all processes of a unit together, MiB.",
+            example="16384",
+        ),
+    )
+    output_mib: int = field(
+        default=64,
+        metadata=key(
+            Integer(1, 4096), "What a unit may print, MiB a stream.", example="64"
+        ),
+    )
+
+
+def _check_tests(values: dict[str, Any], table: Mapping[str, Any], at: At) -> None:
+    if "paths" not in table and "of" not in table:
+        at.problem(f"{at} needs `paths` or `of`: what to select")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tests:
+    """A selection of pytest in the arm's tree."""
+
+    paths: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(Inside("a path inside the tree, or a pytest id there")),
+            "Files, folders or ids, inside the tree.",
+            example='["tests/models/glm5next"]',
+        ),
+    )
+    of: str | None = field(
+        default=None,
+        metadata=key(
+            _NAME,
+            "A set: every `test_*.py` below `tests/` that its patches add or change.",
+            example='"parallel-prefill"',
+        ),
+    )
+    options: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(_ARGUMENT, unique=None), "Further options of pytest.", example='["-x"]'
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCheck:
+    """The image to verify; without `ref` the images that the series names."""
+
+    ref: str | None = field(
+        default=None,
+        metadata=key(
+            _LINE, "The image with its transport.", example='"oci:build/image"'
+        ),
+    )
+    options: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(_ARGUMENT),
+            "Further options of `verify-image`.",
+            example='["--strict"]',
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One question about composed trees."""
+
+    name: str
+    path: Path
+    sha256: str
+    schema: int = field(
+        metadata=key(Integer(1, SCHEMA), "Version of the format.", example="1")
+    )
+    kind: UnitKind = field(
+        metadata=key(
+            Choice(*KINDS),
+            "What is asked, and so what the samples are.",
+            example='"kernel"',
+        )
+    )
+    title: str = field(
+        metadata=key(
+            _LINE, "The question, in one line.", example='"Is the writer faster?"'
+        )
+    )
+    about: str = field(
+        default="",
+        metadata=key(
+            _WORDS,
+            "What it shows and what it does not, for the receipt's reader.",
+            example='"Small shapes only."',
+        ),
+    )
+    limitations: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(_LINE),
+            "What a run does not show; goes into every receipt.",
+            example='["small shapes"]',
+        ),
+    )
+    arms: Mapping[str, ArmSpec] = field(
+        default_factory=lambda: {"on": ArmSpec(tree="composed")},
+        metadata=key(
+            Names(Record(ArmSpec), _NAME, least=1),
+            "The sides of the comparison by name; by default one arm `on`, composed.",
+            example='{ base = { tree = "base" }, on = { tree = "composed" } }',
+        ),
+    )
+    script: str | None = field(
+        default=None,
+        metadata=key(
+            _FILE,
+            "The script of a unit (parity, kernel, compile). It and what it imports "
+            "from beside it are bound to the receipt.",
+            example='"ci/gates/kpool_speed.py"',
+        ),
+    )
+    arguments: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(_ARGUMENT, unique=None),
+            "Its arguments, with `{tree:ARM}`, `{python}`, `{site}`, `{project}`, "
+            "`{model}`, `{base-url}` and `{scratch}`.",
+            example='["{tree:base}", "{tree:on}"]',
+        ),
+    )
+    files: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(_FILE),
+            "Further files that the answer depends on; bound to the receipt.",
+            example='["ci/gates/prompts.json"]',
+        ),
+    )
+    pythonpath: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(
+                Text("`{tree:ARM}` or a path inside the project", r"[^\x00-\x1f:\\]+")
+            ),
+            "`PYTHONPATH` of the units; the site follows where one is named.",
+            example='["{tree:on}", "ci/cpu"]',
+        ),
+    )
+    env: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=key(
+            Names(Value(), _VARIABLE),
+            "Environment of every unit. Nothing of the user's is passed on but a "
+            "short list (docs/gates.md).",
+            example='{ TRITON_INTERPRET = "1" }',
+        ),
+    )
+    units: int = field(
+        default=1,
+        metadata=key(
+            Integer(1, 1000),
+            "Processes that share the work, where the rule makes no schedule.",
+            example="4",
+        ),
+    )
+    parallel: int = field(
+        default=1,
+        metadata=key(Integer(1, 64), "How many of them may run at once.", example="4"),
+    )
+    tests: Tests | None = field(
+        default=None,
+        metadata=key(Record(Tests, _check_tests), "What to run, for kind `tests`."),
+    )
+    image: ImageCheck | None = field(
+        default=None,
+        metadata=key(Record(ImageCheck), "What to verify, for kind `image`."),
+    )
+    serving: Mapping[str, Any] | None = field(
+        default=None, metadata=key(FreeTable(), "For kind `serving`.")
+    )
+    accuracy: Mapping[str, Any] | None = field(
+        default=None, metadata=key(FreeTable(), "For kind `accuracy`.")
+    )
+    needs: Needs = field(
+        default=Needs(), metadata=key(Record(Needs), "What must be there to run.")
+    )
+    limits: Limits = field(
+        default=Limits(), metadata=key(Record(Limits), "When a unit is ended.")
+    )
+    rule: Mapping[str, Any] = field(
+        default_factory=dict,
+        metadata=key(FreeTable(), "How the verdict follows (docs/decision-rule.md)."),
+    )
+    claims: tuple[Mapping[str, Any], ...] = field(
+        default=(),
+        metadata=key(
+            Many(FreeTable()), "What has to hold, each with its margin.", name="claim"
+        ),
+    )
+
+    @property
+    def timed(self) -> bool:
+        """Whether it measures time, so that nothing of ours may run beside it."""
+        return self.kind in TIMED
+
+
+_PLACEHOLDER = re.compile(r"\{([a-z0-9:-]*)\}")
+PLACEHOLDERS: Final = ("python", "site", "project", "model", "base-url", "scratch")
+"""Names in braces that arguments may use, beside `{tree:ARM}`."""
+
+
+def placeholders(text: str) -> list[str]:
+    """Return the names in braces of an argument."""
+    return _PLACEHOLDER.findall(text)
+
+
+def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> None:
+    kind = values.get("kind")
+    if kind in SCRIPTED and "script" not in table:
+        (at / "script").problem(f'kind "{kind}" needs the key `script`: {_FILE.words}')
+    for name in ("script", "arguments"):
+        if name in table and kind is not None and kind not in SCRIPTED:
+            (at / name).problem(f"`{name}` goes with the kinds {', '.join(SCRIPTED)}")
+    for name in ("tests", "image", "serving", "accuracy"):
+        if name in table and kind is not None and kind != name:
+            (at / name).problem(f'[{name}] goes with kind "{name}", not with "{kind}"')
+        if kind == name and name not in table and name != "image":
+            (at / name).problem(f'kind "{kind}" needs the table [{name}]')
+    if kind in TIMED:
+        for name in ("units", "parallel"):
+            if name in table:
+                (at / name).problem(
+                    f'`{name}` does not go with kind "{kind}": its rule makes the '
+                    "schedule, and a timed unit runs alone"
+                )
+    arms = values.get("arms", {"on": None})
+    for name in ("arguments", "pythonpath"):
+        for n, text in enumerate(values.get(name, ())):
+            for found in placeholders(text):
+                arm = found.removeprefix("tree:")
+                if arm != found and arm not in arms:
+                    (at / name / n).problem(
+                        f"{show(text)} names no arm{nearest(arm, sorted(arms))}"
+                    )
+                elif arm == found and found not in PLACEHOLDERS:
+                    known = [*PLACEHOLDERS, "tree:ARM"]
+                    (at / name / n).problem(
+                        f"unknown placeholder `{{{found}}}`{nearest(found, known)}"
+                    )
+
+
+RECORD: Final = Record(Gate, _check_gate)
+
+
+def load_gate(path: Path) -> Gate:
+    """Read a gate's file strictly.
+
+    Args:
+        path: The file; its stem is the gate's name.
+
+    Returns:
+        The gate.
+
+    Raises:
+        InputError: The file is missing, not TOML, or breaks a rule of the format; the
+            message lists every problem.
+    """
+    data = read_regular(path, MAX_BYTES)
+    file = str(path)
+    text = decode(data, file)
+    document = parse_toml(text, file)
+
+    def positions() -> "Positions":
+        from stackctl.model.positions import Positions  # only for messages
+
+        return Positions(text)
+
+    report = Report(
+        file,
+        document,
+        kind="bad-gate",
+        hint="docs/gates.md describes every key of the file",
+        toml=True,
+        positions=positions,
+    )
+    name = path.stem
+    if not re.fullmatch("[a-z0-9-]+", name):
+        report.top.problem(
+            f"the file's name {show(path.name)} must be {_NAME.words}, and `.toml`"
+        )
+    extra = {"name": name, "path": path, "sha256": hashlib.sha256(data).hexdigest()}
+    gate = read_record(RECORD, document, report.top, extra=extra)
+    report.raise_problems()
+    assert isinstance(gate, Gate)  # otherwise there was a problem to raise
+    return gate
+
+
+def load_gates(project: Path) -> dict[str, Gate]:
+    """Read every gate of a project.
+
+    Args:
+        project: The project folder.
+
+    Returns:
+        The gates by name, in the order of their names.
+
+    Raises:
+        InputError: A file is bad; the message lists the problems of all files.
+    """
+    gates: dict[str, Gate] = {}
+    bad: list[InputError] = []
+    for path in sorted((project / FOLDER).glob("*.toml")):
+        try:
+            gates[path.stem] = load_gate(path)
+        except InputError as error:
+            bad.append(error)
+    if bad:
+        first = bad[0]
+        raise InputError(
+            "\n".join(error.message for error in bad),
+            kind=first.kind,
+            hint=first.hint,
+            where=first.where,
+        )
+    return gates
+
+
+def find_gate(gates: Mapping[str, Gate], name: str) -> Gate:
+    """Return the gate of a name.
+
+    Raises:
+        UsageError: There is none; the message names the nearest.
+    """
+    if name in gates:
+        return gates[name]
+    raise UsageError(
+        f"there is no gate `{name}`{nearest(name, sorted(gates))}",
+        kind="unknown-gate",
+        hint=f"gates are files {FOLDER}/NAME.toml; `stackctl gate list` lists them",
+        where={"gate": name},
+    )

@@ -1,0 +1,102 @@
+"""Gate files: what is read, and how bad ones are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from stackctl.errors import InputError, UsageError
+from stackctl.gates.model import find_gate, load_gate, load_gates
+
+GOOD = """\
+schema = 1
+kind = "compile"
+title = "One variant?"
+script = "ci/gates/a.py"
+arguments = ["--tree", "{tree:on}", "--base={tree:base}"]
+
+[arms.base]
+tree = "base"
+[arms.on]
+tree = "only:a,b"
+env = { SWITCH = "1", EMPTY = "" }
+
+[needs]
+gpus = 1
+packages = ["torch>=2.11", "triton"]
+
+[limits]
+seconds = 30
+"""
+
+
+def load(tmp_path: Path, text: str, name: str = "a-gate.toml"):
+    path = tmp_path / name
+    path.write_text(text)
+    return load_gate(path)
+
+
+def test_a_gate_is_read_with_its_defaults(tmp_path):
+    gate = load(tmp_path, GOOD)
+    assert gate.name == "a-gate" and gate.kind == "compile" and not gate.timed
+    assert list(gate.arms) == ["base", "on"]
+    assert gate.arms["on"].tree == "only:a,b"
+    assert gate.arms["on"].env == {"SWITCH": "1", "EMPTY": ""}
+    assert gate.needs.packages == ("torch>=2.11", "triton")
+    assert (gate.limits.seconds, gate.limits.memory_mib) == (30, 16384)
+    assert len(gate.sha256) == 64
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('kind = "compile"', 'kind = "compiled"', "did you mean `compile`"),
+        ("script =", "skript =", "did you mean `script`"),
+        ('script = "ci/gates/a.py"\n', "", "needs the key `script`"),
+        ("ci/gates/a.py", "../a.py", "without `..`"),
+        ("{tree:on}", "{tree:onn}", "did you mean `on`"),
+        ("{tree:on}", "{three}", "unknown placeholder `{three}`"),
+        ('"only:a,b"', '"just:a"', "`only:SET`"),
+        ("SWITCH =", "STACKCTL_X =", "environment variable"),
+        ("seconds = 30", "seconds = 0", "from 1 to"),
+        ("seconds = 30", "seconds = true", "found true"),
+        ("torch>=2.11", "torch >= 2.11 ; x", "a package with its versions"),
+        ('kind = "compile"', 'kind = "tests"', "needs the table [tests]"),
+        ('kind = "compile"', 'kind = "kernel"\nunits = 2', "runs alone"),
+        ("schema = 1", "schema = 2", "the number 1"),
+    ],
+)
+def test_a_bad_gate_is_refused_with_its_line(tmp_path, old, new, words):
+    assert old in GOOD
+    with pytest.raises(InputError) as error:
+        load(tmp_path, GOOD.replace(old, new, 1))
+    assert words in error.value.message
+    assert error.value.exit_code == 3
+    assert error.value.kind == "bad-gate"
+    assert error.value.where["file"] == str(tmp_path / "a-gate.toml")
+
+
+def test_a_bad_file_name_is_refused(tmp_path):
+    with pytest.raises(InputError, match="lower-case letters"):
+        load(tmp_path, GOOD, "A_gate.toml")
+
+
+def test_all_bad_files_are_named_at_once(tmp_path):
+    folder = tmp_path / "ci/gates"
+    folder.mkdir(parents=True)
+    (folder / "a.toml").write_text("schema = 1\nnot toml")
+    (folder / "b.toml").write_text('schema = 1\nkind = "speed"\ntitle = "t"')
+    (folder / "c.toml").write_text(GOOD)
+    with pytest.raises(InputError) as error:
+        load_gates(tmp_path)
+    assert "a.toml:2" in error.value.message and "b.toml:2" in error.value.message
+    assert "c.toml" not in error.value.message
+
+
+def test_an_unknown_gate_names_the_nearest(tmp_path):
+    folder = tmp_path / "ci/gates"
+    folder.mkdir(parents=True)
+    (folder / "kpool-speed.toml").write_text(GOOD)
+    gates = load_gates(tmp_path)
+    assert find_gate(gates, "kpool-speed").name == "kpool-speed"
+    with pytest.raises(UsageError, match="did you mean `kpool-speed`"):
+        find_gate(gates, "kpool-sped")
