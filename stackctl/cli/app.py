@@ -29,6 +29,7 @@ from stackctl.cli import (
     status,
     verify_image,
 )
+from stackctl.cli.command import DirectoryOption
 from stackctl.cli.output import usage_error
 from stackctl.errors import ExitCode
 
@@ -52,6 +53,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _program(
+    directory: DirectoryOption = None,
     version: Annotated[
         bool,
         typer.Option(

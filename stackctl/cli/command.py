@@ -139,8 +139,12 @@ def command(
 
     def decorate(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         @functools.wraps(function)
-        def wrapper(**values: Any) -> int:
+        def wrapper(context: typer.Context, **values: Any) -> int:
             common = {key: values.pop(key) for key in _COMMON}
+            # As with git, -C may stand before the command.
+            before = context.find_root().params.get("directory")
+            if common["directory"] is None and before is not None:
+                common["directory"] = Path(before)
             session = Session(**common)
             try:
                 outcome = function(session, **values)
@@ -161,10 +165,14 @@ def command(
             for key, (hint, default) in _COMMON.items()
         ]
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-        wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [*parameters, *shared], return_annotation=int
+        context_parameter = inspect.Parameter(
+            "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
         )
-        wrapper.__annotations__ = {p.name: p.annotation for p in [*parameters, *shared]}
+        everything = [context_parameter, *parameters, *shared]
+        wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            everything, return_annotation=int
+        )
+        wrapper.__annotations__ = {p.name: p.annotation for p in everything}
         if "epilog" in settings:
             settings["epilog"] = _examples(settings["epilog"])
         app.command(name, **settings)(wrapper)

@@ -7,6 +7,7 @@ import typer
 
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome
+from stackctl.cli.selection import complete_sets
 
 EXAMPLE = "Examples: stackctl diff kda-overlap; stackctl diff --stat"
 
@@ -19,7 +20,11 @@ def register(app: typer.Typer) -> None:
         session: Session,
         name: Annotated[
             str | None,
-            typer.Argument(metavar="SET", help="Name of a set; all by default."),
+            typer.Argument(
+                metavar="SET",
+                help="Name of a set; all by default.",
+                autocompletion=complete_sets,
+            ),
         ] = None,
         stat: Annotated[
             bool, typer.Option("--stat", help="Only how many lines change per file.")

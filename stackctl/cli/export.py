@@ -9,6 +9,7 @@ import typer
 
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome
+from stackctl.cli.selection import complete_sets
 
 if TYPE_CHECKING:
     from stackctl.compose.author import Written
@@ -45,7 +46,12 @@ def register(app: typer.Typer) -> None:
     @command(app, "export", epilog=EXAMPLE)
     def export(
         session: Session,
-        name: Annotated[str, typer.Argument(metavar="SET", help="Name of the set.")],
+        name: Annotated[
+            str,
+            typer.Argument(
+                metavar="SET", help="Name of the set.", autocompletion=complete_sets
+            ),
+        ],
         commit_range: Annotated[
             str, typer.Argument(metavar="RANGE", help="Commits, like main..topic.")
         ],

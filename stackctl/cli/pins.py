@@ -8,7 +8,7 @@ import typer
 
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome, table
-from stackctl.cli.selection import split_names
+from stackctl.cli.selection import complete_sets, split_names
 from stackctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -71,7 +71,11 @@ def register(app: typer.Typer) -> None:
         ] = False,
         update: Annotated[
             str | None,
-            typer.Option(metavar="SET", help="Pin what the remote has now."),
+            typer.Option(
+                metavar="SET",
+                help="Pin what the remote has now.",
+                autocompletion=complete_sets,
+            ),
         ] = None,
         to: Annotated[
             str | None,

@@ -11,6 +11,7 @@ import typer
 from stackctl.cli.command import Session, command, exclusive
 from stackctl.cli.export import written_outcome
 from stackctl.cli.output import Outcome
+from stackctl.cli.selection import complete_sets
 from stackctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,12 @@ def register(app: typer.Typer) -> None:
     @command(app, "refresh", epilog=EXAMPLE)
     def refresh(
         session: Session,
-        name: Annotated[str, typer.Argument(metavar="SET", help="Name of the set.")],
+        name: Annotated[
+            str,
+            typer.Argument(
+                metavar="SET", help="Name of the set.", autocompletion=complete_sets
+            ),
+        ],
         folder: Annotated[
             Path, typer.Option("--from", metavar="DIR", help="The edited tree.")
         ],

@@ -9,6 +9,7 @@ import typer
 
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome
+from stackctl.cli.selection import complete_sets
 from stackctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +52,12 @@ def register(app: typer.Typer) -> None:
     @command(app, "resolve", epilog=EXAMPLE)
     def resolve(
         session: Session,
-        name: Annotated[str, typer.Argument(metavar="SET", help="A pinned set.")],
+        name: Annotated[
+            str,
+            typer.Argument(
+                metavar="SET", help="A pinned set.", autocompletion=complete_sets
+            ),
+        ],
         work: Annotated[
             Path | None,
             typer.Option(

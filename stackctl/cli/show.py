@@ -8,6 +8,7 @@ import typer
 
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome, table
+from stackctl.cli.selection import complete_sets
 
 if TYPE_CHECKING:
     from stackctl.git.patchtext.model import Patch
@@ -181,7 +182,10 @@ def register(app: typer.Typer) -> None:
     def show(
         session: Session,
         name: Annotated[
-            str | None, typer.Argument(metavar="SET", help="Name of a set.")
+            str | None,
+            typer.Argument(
+                metavar="SET", help="Name of a set.", autocompletion=complete_sets
+            ),
         ] = None,
     ) -> Outcome:
         """Show the series, or one set with its patches."""

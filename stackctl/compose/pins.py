@@ -168,7 +168,9 @@ class Pins:
         ]
         locked = self._locked_heads(base) if new else frozenset()
         keys = {
-            head: sha256(f"{base.git} {base.ref} {base.commit} {head}".encode()).digest()
+            head: sha256(
+                f"{base.git} {base.ref} {base.commit} {head}".encode()
+            ).digest()
             for _, _, head in new
         }
         known = self.cache.get("own-history", keys.values())

@@ -2,19 +2,29 @@
 """Exit codes and documents that scripts rely on."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from support import Project
 
 from stackctl import cli
+from stackctl.cli import app
 
-COMMANDS = (
-    "compose", "lock", "show", "status", "diff", "range-diff", "export", "refresh",
-    "doctor", "cache", "cache info", "cache clean",
-)  # fmt: skip
+
+def _names(group: Any, before: str = "", groups: bool = True) -> Iterator[str]:
+    for name, each in sorted(group.commands.items()):
+        inner = hasattr(each, "commands")
+        if groups or not inner:
+            yield before + name
+        if inner:
+            yield from _names(each, f"{before}{name} ", groups)
+
+
+PROGRAM = typer.main.get_command(app.app)
+COMMANDS = tuple(_names(PROGRAM))
 
 Call = Callable[..., tuple[int, Any]]
 
@@ -52,7 +62,7 @@ def test_examples_are_whole_lines_to_copy(capsys: pytest.CaptureFixture[str]) ->
     assert "stackctl compose --only kda-overlap --out tree" in lines
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "cache"])
+@pytest.mark.parametrize("command", tuple(_names(PROGRAM, groups=False)))
 def test_every_command_has_the_common_options(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +117,37 @@ def test_the_project_is_found_from_below_and_by_name(
     assert call("show", "-C", project.folder.name)[1]["name"] == "demo"
     # The nearest one, not a parent of it, where a folder is named.
     assert call("show", "-C", below)[0] == 2
+    # As with git, also before the command; the one after it counts more.
+    assert call("-C", project.folder.name, "show")[1]["name"] == "demo"
+    assert call("-C", below, "show", "-C", project.folder.name)[0] == 0
+    assert call("-C", below, "show")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("show", ""), ["alpha", "beta", "gamma"]),
+        (("show", "b"), ["beta"]),
+        (("compose", "--upto", "g"), ["gamma"]),
+        (("-C", "{project}", "diff", "a"), ["alpha"]),
+        (("diff", "-C", "nowhere", "a"), []),
+    ],
+)
+def test_names_of_sets_are_completed(
+    project: Project,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    expected: list[str],
+) -> None:
+    words = tuple(each.format(project=project.folder) for each in words)
+    monkeypatch.chdir("/" if "-C" in words else project.folder)
+    monkeypatch.setenv("_STACKCTL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(("stackctl", *words)))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    with pytest.raises(SystemExit):
+        app.app(prog_name="stackctl")
+    assert capfd.readouterr().out.split() == expected
 
 
 def test_a_bad_series_is_3_with_file_line_and_key(project: Project, call: Call) -> None:
