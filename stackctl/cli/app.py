@@ -12,6 +12,7 @@ import typer
 from stackctl import __version__
 from stackctl.cli import (
     cache,
+    changes,
     compose,
     diff,
     doctor,
@@ -85,6 +86,7 @@ for module in (
     cache,
     verify_image,
     gate,
+    changes,
 ):
     module.register(app)
 

@@ -52,17 +52,17 @@ def schema_text() -> str:
 
 def reference() -> str:
     """Return the reference tables of `series.toml` as Markdown."""
-    parts = [_table("Top of the file", Series)]
+    parts = [key_table("Top of the file", Series)]
     base = next(item for item in keys_of(Series) if item.name == "base")
     for cls in base.kind.records():
-        parts.append(_table(f"`[base]` with `{keys_of(cls)[0].name}`", cls))
-    parts.append(_table("`[[set]]`", PatchSet))
+        parts.append(key_table(f"`[base]` with `{keys_of(cls)[0].name}`", cls))
+    parts.append(key_table("`[[set]]`", PatchSet))
     parts += _inner("[[set]]", PatchSet)
-    parts.append(_table("`[[exclude]]`", Exclude))
+    parts.append(key_table("`[[exclude]]`", Exclude))
     parts += _inner("[[exclude]]", Exclude)
-    parts.append(_table("`[[image]]`", Image))
+    parts.append(key_table("`[[image]]`", Image))
     parts += _inner("[[image]]", Image)
-    parts.append(_table("`[policy]`", Policy))
+    parts.append(key_table("`[policy]`", Policy))
     return "\n".join(parts)
 
 
@@ -74,11 +74,17 @@ def _inner(header: str, cls: type) -> list[str]:
             form = ""
             if isinstance(item.kind, OneForm):
                 form = f" with `{keys_of(inner)[0].name}`"
-            parts.append(_table(f"`{item.name}` of `{header}`{form}", inner))
+            parts.append(key_table(f"`{item.name}` of `{header}`{form}", inner))
     return parts
 
 
-def _table(title: str, cls: type) -> str:
+def key_table(title: str, cls: type) -> str:
+    """Return the reference table of one record class as Markdown.
+
+    Args:
+        title: Heading of the table.
+        cls: The dataclass; its fields carry keys.
+    """
     rows = [
         f"### {title}",
         "",

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Releases: change fragments, integration tags and what proves them."""
