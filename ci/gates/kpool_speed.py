@@ -11,7 +11,9 @@ The bars, declared before the run and judged by 99 % t intervals:
   least 10 times than the base path, at most 5 us;
 * at 32,768 tokens: at least 60 % of the copy bandwidth of the same process (reads plus
   writes of a copy of 1 GiB), or hardware counters (Nsight Compute) that name another
-  limit: one of issue slots, L2 and device memory at 60 % of its peak or more;
+  limit: one of issue slots, an arithmetic pipe, L1, L2 and device memory at 60 % of its
+  peak or more; or, where the programs do not fill the device once, the latency of a
+  program, with what its warps wait for;
 * extra memory 0; eager launch cost (host time of a call) not above the base path.
 
     python ci/gates/kpool_speed.py --tree TREE --base BASE --json
@@ -23,6 +25,7 @@ import argparse
 import csv
 import json
 import math
+import re
 import shutil
 import statistics
 import subprocess
@@ -52,15 +55,37 @@ METRICS = (
     "smsp__issue_active.avg.pct_of_peak_sustained_active",
     "sm__warps_active.avg.pct_of_peak_sustained_active",
     "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
     "lts__t_bytes.sum",
     "lts__throughput.avg.pct_of_peak_sustained_elapsed",
     "dram__throughput.avg.pct_of_peak_sustained_elapsed",
 )
+# Nsight Compute's own sections, whose metrics fit the device at hand.
+SECTIONS = (
+    "SpeedOfLight",
+    "LaunchStats",
+    "Occupancy",
+    "WarpStateStats",
+    "SchedulerStats",
+    "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis",
+)
+KEPT = re.compile(
+    r"gpu__|launch__(waves|occupancy|registers|block_size|grid_size)|dram__|lts__"
+    r"|l1tex__(throughput|t_sector_hit_rate|data_bank|lsu)|sm__(inst_exec|through|warps)"
+    r"|sm__(maximum_warps|cycles)|smsp__(issue|inst_issued|warps|average_warps|cycles)"
+)
 LIMITS = {
     "issue slots": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "the ALU pipe": "sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active",
+    "the FMA pipe": "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active",
+    "the XU pipe": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
+    "L1": "l1tex__throughput.avg.pct_of_peak_sustained_active",
     "L2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
     "device memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
 }
+WAVES = "launch__waves_per_multiprocessor"
+STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 BARS = {
     "ordered_ratio": (300.0, True),
     "plain_ratio": (10.0, True),
@@ -240,20 +265,38 @@ def paired(processes: list[dict[str, Any]], key: str) -> dict[str, Any]:
     }
 
 
+def number(text: str) -> float:
+    """The number of a counter, whose unit follows it."""
+    return float(text.split()[0])
+
+
 def named_limits(rows: Any) -> dict[str, str]:
-    """The resource at 60 % of its peak or more, by shape, where counters name one."""
+    """What counters say limits the pool kernel, by shape, where they say it.
+
+    A resource at 60 % of its peak or more; or latency, where fewer programs run than
+    the device holds at once, so that a launch takes as long as one program.
+    """
     found: dict[str, str] = {}
     for row in rows if isinstance(rows, list) else []:
-        shares = {
-            name: float(row[metric].split()[0])
-            for name, metric in LIMITS.items()
-            if metric in row
+        shares = {n: number(row[m]) for n, m in LIMITS.items() if m in row}
+        if shares:
+            name = max(shares, key=lambda n: shares[n])
+            if shares[name] >= 60:
+                found[row["shape"]] = f"{name} at {shares[name]:.0f} % of peak"
+                continue
+        stalls = {
+            match[1]: number(value)
+            for metric, value in row.items()
+            if (match := STALL.fullmatch(metric))
         }
-        if not shares:
-            continue
-        name = max(shares, key=lambda n: shares[n])
-        if shares[name] >= 60:
-            found[row["shape"]] = f"{name} at {shares[name]:.0f} % of peak"
+        waves = number(row.get(WAVES, "1"))
+        if waves < 1 and sum(stalls.values()) > 0:
+            total = sum(stalls.values())
+            most = sorted(stalls.items(), key=lambda item: -item[1])[:3]
+            why = ", ".join(f"{n} {100 * v / total:.0f} %" for n, v in most)
+            found[row["shape"]] = (
+                f"latency: programs fill {waves:.2f} of the device, warps are in {why}"
+            )
     return found
 
 
@@ -346,38 +389,55 @@ def profile(tree: Path, pools: list[int]) -> None:
         torch.cuda.synchronize()
 
 
+def raw_rows(text: str) -> list[dict[str, str]]:
+    """Read Nsight Compute's raw page as CSV: names, units, then a row a launch."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    if len(lines) < 3:
+        return []
+    names, units, *launches = csv.reader(lines)
+    rows = []
+    for launch in launches:
+        row = {}
+        for name, unit, value in zip(names, units, launch, strict=True):
+            value = value.replace(",", "")
+            if KEPT.match(name) and re.fullmatch(r"[-+.0-9eE]+", value):
+                row[name] = f"{value} {unit}".strip()
+        rows.append(row)
+    return rows
+
+
 def counters(command: list[str], pools: list[int]) -> list[dict[str, str]] | str:
     """What limits the pool kernel at 32,768 tokens: hardware counters, warm cache.
 
     Returns:
-        One row per launch; or why there is none.
+        One row per pool size; or why there is none.
     """
     tool = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
-    ncu = [tool, "--csv", "--clock-control", "none", "--cache-control", "none"]
+    ncu = [tool, "--csv", "--page", "raw", "--print-units", "base"]
+    ncu += ["--clock-control", "none", "--cache-control", "none"]
     ncu += ["--kernel-name", "regex:_kpool_prefill_pool_kernel"]
     ncu += ["--metrics", ",".join(METRICS)]
-    try:
-        done = subprocess.run(
-            [*ncu, *command, "--profile"], capture_output=True, text=True, timeout=60
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"no counters: {type(error).__name__}"
-    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-    if len(lines) < 2:
-        return f"no counters: {(done.stdout + done.stderr)[-300:]}"
-    rows: dict[str, dict[str, str]] = {}
-    for row in csv.DictReader(lines):
-        entry = rows.setdefault(row["ID"], {})
-        value = row["Metric Value"].replace(",", "")
-        entry[row["Metric Name"]] = f"{value} {row['Metric Unit']}"
-    # Three launches a pool size; the last of each has the caches warm.
-    last = list(rows.values())[2::3]
-    if len(last) != len(pools):
-        return f"no counters: {len(rows)} launches"
-    return [
-        {"shape": f"kpool{pool}/32768", **row}
-        for pool, row in zip(pools, last, strict=True)
-    ]
+    why = ""
+    sections = [argument for name in SECTIONS for argument in ("--section", name)]
+    for more in (sections, []):  # without the sections, should one be unknown there
+        try:
+            done = subprocess.run(
+                [*ncu, *more, *command, "--profile"],
+                capture_output=True,
+                text=True,
+                timeout=90,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"no counters: {type(error).__name__}"
+        # Three launches a pool size; the last of each has the caches warm.
+        last = raw_rows(done.stdout)[2::3]
+        if len(last) == len(pools):
+            return [
+                {"shape": f"kpool{pool}/32768", **row}
+                for pool, row in zip(pools, last, strict=True)
+            ]
+        why = f"no counters: {(done.stdout + done.stderr)[-300:]}"
+    return why
 
 
 def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
@@ -401,6 +461,11 @@ def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
     command += ["--pools", *map(str, args.pools)]
     processes: list[dict[str, Any]] = []
     document["processes"] = processes
+    if args.counters_only:
+        document["counters"] = rows = counters(command, args.pools)
+        document["limits"] = named_limits(rows)
+        document["limitations"].append("counters only: nothing was timed")
+        return "insufficient-evidence"
     begun = time.monotonic()
     waiting = start(command)
     for number in range(args.processes):
@@ -446,6 +511,7 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=3600, help="s in all")
     parser.add_argument("--pools", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--no-counters", action="store_true", help="do not run ncu")
+    parser.add_argument("--counters-only", action="store_true", help="run only ncu")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")

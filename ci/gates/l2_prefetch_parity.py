@@ -28,7 +28,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import l2_common
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
+
+import l2_common  # noqa: E402
+import tiny_glm  # noqa: E402
 
 GATE = "l2_prefetch_parity"
 PREFIX = "VLLM_GLM53_L2_PREFETCH"
@@ -163,6 +166,8 @@ def child(mode: str, tree: Path, folder: Path) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     scale_weights_by_fan_in()
+    # The base does not repeat itself on the longest prompt otherwise.
+    tiny_glm.sort_selected_pools()
     began = time.monotonic()
     llm = LLM(
         model=str(folder),

@@ -14,16 +14,20 @@ An overlay is a folder with a ``vllm/`` of changed files. The first arm is the
 reference: the base as it was unpacked. ``--expect ARM:MODULE:ATTRIBUTE`` names a
 counter that has to be above zero, else the arm never engaged and is not tested.
 
-Arms of a configuration run side by side on the GPU (results do not depend on it), the
-reference first and alone where nothing is compiled yet. A configuration whose
-reference does not run is not tested; what the others answer is then not looked at.
-Every arm answers each prompt twice, and prompts on which the reference does not repeat
-itself are left out of the comparison and listed.
+The references of all configurations run first, which also compiles what is to be
+compiled; then the other arms, side by side, spread over ``--gpus`` (results do not
+depend on that). A configuration whose reference does not run is not tested, and its
+other arms are not started. Every arm answers each prompt twice, and prompts on which
+the reference does not repeat itself are left out of the comparison and listed.
+
+``--expect ARM@CONFIG:MODULE:ATTRIBUTE`` asks for the counter only in configurations
+whose name matches the pattern, ``--forbid`` asks that it stays at zero there.
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import shlex
@@ -49,8 +53,17 @@ class Arm:
     name: str
     overlay: Path | None = None
     variables: dict[str, str] = field(default_factory=dict)
-    counters: list[str] = field(default_factory=list)
+    expected: list[tuple[str, str]] = field(default_factory=list)
+    forbidden: list[tuple[str, str]] = field(default_factory=list)
     root: Path | None = None
+
+    def counters(self, config: str) -> tuple[list[str], list[str]]:
+        """Counters that must count in a configuration, and those that must not."""
+        wanted, unwanted = (
+            [name for pattern, name in asked if fnmatch.fnmatch(config, pattern)]
+            for asked in (self.expected, self.forbidden)
+        )
+        return wanted, unwanted
 
     @classmethod
     def parse(cls, text: str) -> Arm:
@@ -59,6 +72,29 @@ class Arm:
         name, _, overlay = head.partition("=")
         pairs = dict(v.split("=", 1) for v in variables)
         return cls(name, Path(overlay) if overlay else None, pairs)
+
+
+@dataclass
+class Job:
+    """One arm on one configuration: a process."""
+
+    config: str
+    options: list[str]
+    arm: Arm
+    out: Path
+    process: subprocess.Popen[str] | None = None
+    gpu: str | None = None
+    begun: float = 0.0
+    seconds: float = 0.0
+    why: str | None = None
+
+    def answer(self) -> dict[str, Any] | None:
+        """What the process wrote, or None."""
+        try:
+            read: dict[str, Any] = json.loads(self.out.read_text())
+        except (OSError, ValueError):
+            return None
+        return read
 
 
 def build(arm: Arm, site: Path, work: Path) -> None:
@@ -87,10 +123,10 @@ def build(arm: Arm, site: Path, work: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def start(
-    arm: Arm, site: Path, cache: Path, out: Path, options: list[str]
-) -> subprocess.Popen[str]:
-    """Start one arm on one configuration."""
+def arm_environment(
+    arm: Arm, site: Path, cache: Path, gpu: str | None
+) -> dict[str, str]:
+    """The environment of an arm's processes."""
     drop = ("PYTHONPATH", "VLLM_GLM53_")
     env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
     env |= {
@@ -104,14 +140,62 @@ def start(
         "TRITON_CACHE_DIR": str(cache / "triton"),
     }
     env.setdefault("CUDA_HOME", "/usr/local/cuda")
-    env |= arm.variables
-    command = [sys.executable, str(HERE / "tiny_glm.py"), "--out", str(out), *options]
-    for counter in arm.counters:
+    if gpu is not None:
+        env["CUDA_VISIBLE_DEVICES"] = gpu
+    return env | arm.variables
+
+
+def start(job: Job, site: Path, cache: Path, gpu: str | None) -> subprocess.Popen[str]:
+    """Start one arm on one configuration."""
+    command = [sys.executable, str(HERE / "tiny_glm.py"), "--out", str(job.out)]
+    command += job.options
+    wanted, unwanted = job.arm.counters(job.config)
+    for counter in wanted + unwanted:
         command += ["--counter", counter]
-    log = out.with_suffix(".log").open("w")
+    log = job.out.with_suffix(".log").open("w")
     return subprocess.Popen(
-        command, env=env, stdout=log, stderr=subprocess.STDOUT, text=True
+        command,
+        env=arm_environment(job.arm, site, cache, gpu),
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+
+
+def parse_arms(args: argparse.Namespace) -> list[Arm]:
+    """Read the arms of a command line with what is expected of each.
+
+    Raises:
+        _gate.Stop: The base is not first, or a counter is of no arm.
+    """
+    if not (args.site / "vllm").is_dir():
+        raise _gate.Stop("not-tested", "the site folder has no vllm: setup_device.py")
+    arms = [Arm.parse(text) for text in args.arm]
+    if len(arms) < 2 or arms[0].overlay is not None:
+        raise _gate.Stop(
+            "invalid", "name the base first, without an overlay, then arms"
+        )
+    for option, texts in (("expect", args.expect), ("forbid", args.forbid)):
+        for text in texts:
+            name, _, counter = text.partition(":")
+            name, _, pattern = name.partition("@")
+            found = [arm for arm in arms if arm.name == name]
+            if not found:
+                raise _gate.Stop(
+                    "invalid", f"--{option} {text}: there is no arm {name}"
+                )
+            asked = found[0].expected if option == "expect" else found[0].forbidden
+            asked.append((pattern or "*", counter))
+    return arms
+
+
+def describe(arm: Arm) -> dict[str, Any]:
+    """What an arm is made of: its variables and the digests of its files."""
+    files: dict[str, str] = {}
+    if arm.overlay is not None:
+        for path in sorted((arm.overlay / "vllm").rglob("*.py")):
+            files[path.relative_to(arm.overlay).as_posix()] = _gate.digest(path)
+    return {"variables": arm.variables, "files": files}
 
 
 def first_difference(
@@ -134,50 +218,73 @@ def tail(path: Path) -> str:
     return "\n".join(lines[-12:])[-1500:]
 
 
-def run_config(
-    name: str, options: list[str], arms: list[Arm], args: argparse.Namespace, work: Path
-) -> dict[str, Any]:
-    """All arms on one configuration."""
-    outs = {arm.name: work / f"{name}-{arm.name}.json" for arm in arms}
-    begun = time.monotonic()
-    limit = min(args.timeout, max(1.0, args.deadline - begun))
+def run_jobs(jobs: list[Job], args: argparse.Namespace, work: Path) -> None:
+    """Run jobs in their order, some side by side on each GPU.
 
-    def launch(arm: Arm) -> subprocess.Popen[str]:
-        return start(arm, args.site, work / "cache", outs[arm.name], options)
+    A job of a configuration whose reference (its first job) failed is left out.
+    """
+    slots: list[str | None] = [g for g in args.gpus for _ in range(args.parallel)]
+    cache = args.cache or work / "cache"
+    queue, running = list(jobs), []
+    reference = {job.config: job for job in reversed(jobs)}
+    while queue or running:
+        now = time.monotonic()
+        for job in list(running):
+            assert job.process is not None
+            if job.process.poll() is None:
+                late = now - job.begun > args.timeout
+                if not late and now < args.deadline:
+                    continue
+                job.process.kill()
+                job.process.wait()
+                job.why = f"stopped after {now - job.begun:.0f} s: " + (
+                    "its limit" if late else "no time left"
+                )
+            job.seconds = time.monotonic() - job.begun
+            running.remove(job)
+            slots.append(job.gpu)
+            print(
+                f"{job.config}/{job.arm.name}: {job.seconds:.0f} s, "
+                f"exit {job.process.returncode} {job.why or ''}",
+                file=sys.stderr,
+                flush=True,
+            )
+            args.landed(job)
+        for job in list(queue):
+            first = reference[job.config]
+            if job is not first and first in running:
+                continue
+            if job is not first and first not in queue and first.answer() is None:
+                job.why = "the reference did not run"
+            elif now + args.least_s > args.deadline:
+                job.why = "no time left"
+            if job.why:
+                queue.remove(job)
+            elif slots and (job is first or first not in queue):
+                queue.remove(job)
+                # The GPU with the most free places.
+                job.gpu = max(slots, key=slots.count)
+                slots.remove(job.gpu)
+                job.begun = now
+                job.process = start(job, args.site, cache, job.gpu)
+                running.append(job)
+        time.sleep(0.1)
 
-    running = {}
-    if args.warm_first:
-        running[arms[0].name] = launch(arms[0])
-        try:
-            running[arms[0].name].wait(limit)
-        except subprocess.TimeoutExpired:
-            running[arms[0].name].kill()
-    queue = [arm for arm in arms if arm.name not in running]
-    while queue or any(p.poll() is None for p in running.values()):
-        if time.monotonic() - begun > limit:
-            for process in running.values():
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-            break
-        busy = sum(p.poll() is None for p in running.values())
-        if queue and busy < args.parallel:
-            arm = queue.pop(0)
-            running[arm.name] = launch(arm)
-        time.sleep(0.2)
-    result: dict[str, Any] = {"options": options, "arms": {}}
+
+def compare(jobs: list[Job]) -> dict[str, Any]:
+    """Judge one configuration by its jobs, the reference first."""
+    result: dict[str, Any] = {"options": jobs[0].options, "arms": {}}
     answers = {}
-    for arm in arms:
-        entry: dict[str, Any] = {}
-        path = outs[arm.name]
-        if path.exists():
-            answers[arm.name] = json.loads(path.read_text())
-            entry = {k: v for k, v in answers[arm.name].items() if k != "answers"}
+    for job in jobs:
+        entry: dict[str, Any] = {"seconds": job.seconds}
+        answer = job.answer()
+        if answer is not None:
+            answers[job.arm.name] = answer
+            entry |= {k: v for k, v in answer.items() if k != "answers"}
         else:
-            entry["failed"] = tail(path.with_suffix(".log"))
-        result["arms"][arm.name] = entry
-    reference = answers.get(arms[0].name)
-    result["seconds"] = time.monotonic() - begun
+            entry["failed"] = job.why or tail(job.out.with_suffix(".log"))
+        result["arms"][job.arm.name] = entry
+    reference = answers.get(jobs[0].arm.name)
     if reference is None:
         result["verdict"] = "not-tested"
         result["reason"] = "the reference did not run"
@@ -194,58 +301,31 @@ def run_config(
         return result
     # A length summary keeps the document small; equality was judged on everything.
     result["reference_tokens"] = [a["tokens"][:12] for a in reference["answers"]]
-    verdicts = []
-    for arm in arms:
-        entry = result["arms"][arm.name]
-        if arm.name not in answers:
-            entry["verdict"] = "invalid"
-        else:
-            entry["difference"] = first_difference(
-                reference["answers"], answers[arm.name]["answers"], prompts
-            )
-            idle = [c for c in arm.counters if not entry["counters"].get(c)]
-            entry["verdict"] = (
-                "rejected"
-                if entry["difference"]
-                else "not-tested"
-                if idle
-                else "qualified"
-            )
-            if idle:
-                entry["not_engaged"] = idle
-        verdicts.append(entry["verdict"])
-    result["verdict"] = _gate.worst(verdicts)
+    for job in jobs:
+        entry = result["arms"][job.arm.name]
+        if job.arm.name not in answers:
+            entry["verdict"] = "not-tested" if job.why else "invalid"
+            continue
+        entry["difference"] = first_difference(
+            reference["answers"], answers[job.arm.name]["answers"], prompts
+        )
+        wanted, unwanted = job.arm.counters(job.config)
+        idle = [c for c in wanted if not entry["counters"].get(c)]
+        stray = [c for c in unwanted if entry["counters"].get(c)]
+        entry["verdict"] = "qualified"
+        if idle:
+            entry["verdict"], entry["not_engaged"] = "not-tested", idle
+        if entry["difference"] or stray:
+            entry["verdict"], entry["engaged_though_off"] = "rejected", stray
+    result["verdict"] = _gate.worst([e["verdict"] for e in result["arms"].values()])
     return result
 
 
 def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
     """Fill the document; see :func:`_gate.run`."""
-    if not (args.site / "vllm").is_dir():
-        raise _gate.Stop("not-tested", "the site folder has no vllm: setup_device.py")
-    arms = [Arm.parse(text) for text in args.arm]
-    if len(arms) < 2 or arms[0].overlay is not None:
-        raise _gate.Stop(
-            "invalid", "name the base first, without an overlay, then arms"
-        )
-    for text in args.expect:
-        name, _, counter = text.partition(":")
-        found = [arm for arm in arms if arm.name == name]
-        if not found:
-            raise _gate.Stop("invalid", f"--expect {text}: there is no arm {name}")
-        found[0].counters.append(counter)
+    arms = parse_arms(args)
     args.deadline = time.monotonic() + args.budget_s
-    document["arms"] = {
-        arm.name: {
-            "variables": arm.variables,
-            "files": {
-                str(p.relative_to(arm.overlay)): _gate.digest(p)
-                for p in sorted((arm.overlay / "vllm").rglob("*.py"))
-            }
-            if arm.overlay
-            else {},
-        }
-        for arm in arms
-    }
+    document["arms"] = {arm.name: describe(arm) for arm in arms}
     document["scripts"]["tiny_glm.py"] = _gate.digest(HERE / "tiny_glm.py")
     document["configs"] = configs = {}
     # A process that was stopped may still be writing to the cache.
@@ -253,21 +333,30 @@ def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
         work = Path(folder)
         for arm in arms:
             build(arm, args.site, work)
+        by_config: dict[str, list[Job]] = {}
         for text in args.config:
             name, _, options = text.partition(":")
-            left = args.deadline - time.monotonic()
-            if left < args.least_s:
-                configs[name] = {"verdict": "not-tested", "reason": "out of time"}
-                continue
-            configs[name] = run_config(name, shlex.split(options), arms, args, work)
-            if args.partial:
-                args.partial.write_text(json.dumps(document))
-            line = {
-                a: e["verdict"]
-                for a, e in configs[name].get("arms", {}).items()
-                if "verdict" in e
-            }
-            print(f"{name}: {configs[name]['verdict']} {line}", file=sys.stderr)
+            name, _, chosen = name.partition("=")
+            names = chosen.split("+") if chosen else [arm.name for arm in arms]
+            by_config[name] = [
+                Job(name, shlex.split(options), arm, work / f"{name}-{arm.name}.json")
+                for arm in arms
+                if arm is arms[0] or arm.name in names
+            ]
+
+        def landed(job: Job) -> None:
+            same = by_config[job.config]
+            if all(j.seconds or j.why for j in same):
+                configs[job.config] = compare(same)
+                if args.partial:
+                    args.partial.write_text(json.dumps(document))
+
+        args.landed = landed
+        jobs = [js[0] for js in by_config.values()]
+        jobs += [job for js in by_config.values() for job in js[1:]]
+        run_jobs(jobs, args, work)
+        for name, same in by_config.items():
+            configs[name] = compare(same)
     verdicts = []
     for name, entry in configs.items():
         verdicts.append(entry["verdict"])
@@ -284,16 +373,26 @@ def main() -> int:
     parser.add_argument("--site", type=Path, required=True)
     parser.add_argument("--arm", action="append", required=True)
     parser.add_argument("--expect", action="append", default=[])
-    parser.add_argument("--config", action="append", required=True)
-    parser.add_argument("--parallel", type=int, default=4, help="arms side by side")
+    parser.add_argument("--forbid", action="append", default=[])
     parser.add_argument(
-        "--warm-first", action="store_true", help="reference alone first"
+        "--config",
+        action="append",
+        required=True,
+        metavar="NAME[=ARM+ARM...]:OPTIONS",
+        help="options of tiny_glm.py; the arms beside the reference, default all",
     )
     parser.add_argument(
-        "--timeout", type=float, default=240, help="s per configuration"
+        "--parallel", type=int, default=4, help="arms side by side on a GPU"
     )
+    parser.add_argument(
+        "--gpus", type=lambda text: text.split(","), default=[None], help="such as 0,1"
+    )
+    parser.add_argument("--timeout", type=float, default=240, help="s per process")
     parser.add_argument("--budget-s", type=float, default=3600, help="s in all")
-    parser.add_argument("--least-s", type=float, default=40, help="s to start a config")
+    parser.add_argument(
+        "--least-s", type=float, default=40, help="s to start a process"
+    )
+    parser.add_argument("--cache", type=Path, help="of compiled kernels, kept")
     parser.add_argument("--partial", type=Path, help="written after each configuration")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -9,6 +9,12 @@ that every layer adds nothing and any two builds agree.) Prompts are token ids.
 
 The answer holds the generated tokens, the log-probabilities of the most likely tokens
 (exact, as hexadecimal floats), engagement counters and times.
+
+The base does not repeat its own answers to a prompt of which the indexer selects a part
+(more than ``index_topk`` tokens): its selection kernels hand out output places with
+``atomicAdd``, so the order of the selected pools changes from run to run, and with it
+the order in which attention adds up. In all arms alike the selected pools are therefore
+sorted before attention sees them; ``--free-selection`` leaves them as they come.
 """
 
 from __future__ import annotations
@@ -18,10 +24,11 @@ import hashlib
 import importlib
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +54,7 @@ def text_config(args: argparse.Namespace) -> dict[str, Any]:
         "intermediate_size": 12288 if full else 1024,
         "num_hidden_layers": layers,
         "layer_types": [
-            "full_attention" if i % 4 == 3 else "linear_attention"
+            "linear_attention" if (i + 1) % args.mla_every else "full_attention"
             for i in range(layers)
         ],
         "rms_norm_eps": 1e-5,
@@ -186,6 +193,27 @@ def use_fan_in_weights() -> None:
     loader.initialize_single_dummy_weight = draw
 
 
+def sort_selected_pools() -> None:
+    """Give attention the selected pools in ascending order, unused places last.
+
+    Which pools are selected is left to the base's kernels; see the module's docstring.
+    """
+    import torch
+    from vllm.models.glm5next.nvidia.ops import kpool_compress
+
+    expand = kpool_compress.expand_pools_and_append_tail
+
+    def sorted_first(
+        pool_ids: torch.Tensor, seq_lens: torch.Tensor, pool_size: int
+    ) -> torch.Tensor:
+        last = torch.iinfo(pool_ids.dtype).max
+        ordered = pool_ids.masked_fill(pool_ids < 0, last).sort(dim=-1).values
+        ordered = ordered.masked_fill(ordered == last, -1)
+        return expand(ordered, seq_lens, pool_size)
+
+    kpool_compress.expand_pools_and_append_tail = sorted_first
+
+
 def prompts(lengths: tuple[int, ...], seed: int) -> list[dict[str, list[int]]]:
     """Random prompts of token ids below the special ones."""
     import random
@@ -227,18 +255,29 @@ def counters(names: list[str]) -> dict[str, int | None]:
     return found
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Start the engine, answer the prompts twice, time prefills."""
-    import torch
-
+@contextmanager
+def engine(args: argparse.Namespace) -> Iterator[tuple[Any, float]]:
+    """Start the model; yields the engine and the seconds that took."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     use_fan_in_weights()
+    if not args.free_selection:
+        sort_selected_pools()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model_config(args)))
-        from vllm import LLM, SamplingParams
+        from vllm import LLM
 
         start = time.monotonic()
         llm = LLM(**engine_arguments(args, folder))
-        up = time.monotonic() - start
+        yield llm, time.monotonic() - start
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Start the engine and answer the prompts twice."""
+    import torch
+
+    with engine(args) as (llm, up):
+        from vllm import SamplingParams
+
         sampling = SamplingParams(
             temperature=0.0,
             max_tokens=args.max_tokens,
@@ -259,15 +298,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 ]
                 answers.append({"tokens": list(answer.token_ids), "logprobs": logprobs})
             passes.append(answers)
-        prefill = []
-        one = SamplingParams(
-            temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False
-        )
-        for i in range(args.prefills):
-            prompt = prompts((4080,), 100 + i)
-            start = time.monotonic()
-            llm.generate(prompt, one, use_tqdm=False)
-            prefill.append((time.monotonic() - start) * 1e3)
     text = json.dumps(passes, sort_keys=True)
     return {
         "answers": passes[0],
@@ -275,29 +305,39 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "digest": hashlib.sha256(text.encode()).hexdigest(),
         "counters": counters(args.counter),
         "start_s": up,
-        "prefill_4080_ms": prefill,
-        "prefill_4080_median_ms": statistics.median(prefill) if prefill else None,
+        "selection": "free" if args.free_selection else "sorted",
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which model runs, and how."""
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--kpool", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=4, help="decoder layers")
+    parser.add_argument(
+        "--mla-every", type=int, default=4, help="every which layer is sparse MLA"
+    )
+    parser.add_argument("--full", action="store_true", help="real widths")
+    parser.add_argument("--mhc", action="store_true", help="hyper-connections (p2)")
+    parser.add_argument("--mtp", type=int, default=0, help="draft tokens (p2)")
+    parser.add_argument("--budget", type=int, default=8192, help="tokens per step")
+    parser.add_argument(
+        "--free-selection",
+        action="store_true",
+        help="leave the selected pools in the order the base's kernels give",
+    )
 
 
 def main() -> int:
     """Parse the command line, run, write the answer."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
-    parser.add_argument("--kpool", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=4, help="every fourth is MLA")
-    parser.add_argument("--full", action="store_true", help="real widths")
-    parser.add_argument("--mhc", action="store_true", help="hyper-connections (p2)")
-    parser.add_argument("--mtp", type=int, default=0, help="draft tokens (p2)")
-    parser.add_argument("--budget", type=int, default=8192, help="tokens per step")
+    add_model_options(parser)
     parser.add_argument("--max-tokens", type=int, default=24)
-    parser.add_argument("--prefills", type=int, default=0, help="timed prefills")
     parser.add_argument("--counter", action="append", default=[])
     args = parser.parse_args()
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     answer = run(args)
     args.out.write_text(json.dumps(answer, sort_keys=True))
     print(

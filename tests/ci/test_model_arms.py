@@ -1,0 +1,151 @@
+"""The gate that compares whole models (`ci/gpu/model_arms.py`), with a small stand-in
+for the model: what it starts, and what it makes of the answers."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CI = Path(__file__).parents[2] / "ci"
+# Answers as tiny_glm.py does; what it answers is in the arm's vllm/answer.json.
+STAND_IN = """
+import argparse, json, os, sys, time
+p = argparse.ArgumentParser()
+p.add_argument("--out"); p.add_argument("--counter", action="append", default=[])
+p.add_argument("--eager", action="store_true"); p.add_argument("--crash")
+p.add_argument("--sleep", type=float, default=0)
+a = p.parse_args()
+root = os.environ["PYTHONPATH"].split(":")[0]
+spec = json.load(open(root + "/vllm/answer.json"))
+if a.crash and a.crash in spec["name"]:
+    sys.exit("no engine")
+time.sleep(a.sleep)
+answers = [{"tokens": [1, t], "logprobs": [[[1, "0x1p-1"]], [[t, "0x1p-2"]]]}
+           for t in spec["tokens"]]
+json.dump({"answers": answers, "repeats": spec.get("repeats", [True, True]),
+           "counters": {c: spec.get("counted", {}).get(c) for c in a.counter},
+           "gpu": os.environ.get("CUDA_VISIBLE_DEVICES")}, open(a.out, "w"))
+"""
+
+
+@pytest.fixture
+def gate(tmp_path):
+    shutil.copytree(CI / "gpu", tmp_path / "ci" / "gpu")
+    shutil.copytree(CI / "gates", tmp_path / "ci" / "gates")
+    (tmp_path / "ci" / "gpu" / "tiny_glm.py").write_text(STAND_IN)
+
+    def answers(folder: str, **spec):
+        (tmp_path / folder / "vllm").mkdir(parents=True, exist_ok=True)
+        spec.setdefault("name", folder)
+        (tmp_path / folder / "vllm" / "answer.json").write_text(json.dumps(spec))
+
+    def run(*arguments):
+        command = [sys.executable, "ci/gpu/model_arms.py", "--site", "site", "--json"]
+        done = subprocess.run(
+            [*command, "--least-s", "0", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    answers("site", tokens=[3, 4])
+    return answers, run
+
+
+ARMS = ("--arm", "base", "--arm", "on=on,SWITCH=1")
+
+
+def test_equal_answers_of_an_engaged_arm_qualify(gate):
+    answers, run = gate
+    answers("on", tokens=[3, 4], counted={"m:n": 2})
+    code, document = run(*ARMS, "--expect", "on:m:n", "--config", "e:--eager")
+    assert (code, document["verdict"]) == (0, "qualified")
+    assert document["configs"]["e"]["prompts_compared"] == [0, 1]
+
+
+def test_a_difference_rejects_and_says_where(gate):
+    answers, run = gate
+    answers("on", tokens=[3, 5], counted={"m:n": 2})
+    code, document = run(*ARMS, "--expect", "on:m:n", "--config", "e:")
+    assert code == 1
+    arm = document["configs"]["e"]["arms"]["on"]
+    assert arm["difference"] == "prompt 1, step 1, tokens"
+
+
+def test_a_difference_where_the_base_does_not_repeat_itself_is_not_judged(gate):
+    answers, run = gate
+    answers("site", tokens=[3, 4], repeats=[True, False])
+    answers("on", tokens=[3, 5])
+    code, document = run(*ARMS, "--config", "e:")
+    assert code == 0
+    assert document["configs"]["e"]["prompts_not_repeated_by_the_reference"] == [1]
+
+
+@pytest.mark.parametrize("counted", [0, None])
+def test_an_arm_that_never_engaged_is_not_tested(gate, counted):
+    answers, run = gate
+    answers("on", tokens=[3, 4], counted={"m:n": counted})
+    code, document = run(*ARMS, "--expect", "on:m:n", "--config", "e:")
+    assert (code, document["verdict"]) == (8, "not-tested")
+
+
+def test_an_arm_that_engaged_where_it_must_not_is_rejected(gate):
+    answers, run = gate
+    answers("on", tokens=[3, 4], counted={"m:n": 1})
+    ask = ("--expect", "on@graphs:m:n", "--forbid", "on@eager:m:n")
+    code, document = run(*ARMS, *ask, "--config", "graphs:", "--config", "eager:")
+    assert code == 1
+    assert document["configs"]["graphs"]["verdict"] == "qualified"
+    assert document["configs"]["eager"]["verdict"] == "rejected"
+
+
+def test_without_a_reference_the_other_arms_are_not_started(gate):
+    answers, run = gate
+    answers("on", tokens=[3, 4])
+    code, document = run(*ARMS, "--config", "a:--crash site", "--config", "b:")
+    assert code == 8
+    assert document["configs"]["a"]["reason"] == "the reference did not run"
+    assert document["configs"]["a"]["arms"]["on"]["failed"] == (
+        "the reference did not run"
+    )
+    assert document["configs"]["b"]["verdict"] == "qualified"
+
+
+def test_an_arm_that_crashes_is_invalid_and_its_log_is_kept(gate):
+    answers, run = gate
+    answers("on", tokens=[3, 4])
+    code, document = run(*ARMS, "--config", "a:--crash on")
+    assert (code, document["verdict"]) == (9, "invalid")
+    assert "no engine" in document["configs"]["a"]["arms"]["on"]["failed"]
+
+
+def test_what_there_was_no_time_for_is_not_tested(gate):
+    answers, run = gate
+    answers("on", tokens=[3, 4])
+    limits = ("--timeout", "0.5", "--config", "a:--sleep 30", "--config", "b:")
+    code, document = run(*ARMS, *limits)
+    assert code == 8
+    assert "its limit" in document["configs"]["a"]["arms"]["base"]["failed"]
+    assert document["configs"]["b"]["verdict"] == "qualified"
+
+
+def test_gpus_and_chosen_arms(gate):
+    answers, run = gate
+    answers("on", tokens=[3, 4])
+    answers("off", tokens=[3, 4])
+    more = ("--arm", "off=off", "--gpus", "4,7", "--parallel", "1")
+    code, document = run(*ARMS, *more, "--config", "a=off:", "--config", "b:")
+    assert code == 0
+    assert set(document["configs"]["a"]["arms"]) == {"base", "off"}
+    assert set(document["configs"]["b"]["arms"]) == {"base", "on", "off"}
+    used = {
+        arm["gpu"]
+        for config in document["configs"].values()
+        for arm in config["arms"].values()
+    }
+    assert used == {"4", "7"}
