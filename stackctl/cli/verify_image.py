@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stackctl verify-image`: does an image contain exactly the composed tree?"""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -218,7 +219,7 @@ def register(app: typer.Typer) -> None:
             _limits(max_layer_size, max_image_size, max_ratio, max_entries),
             _transport(plain_http, ca_file, auth_host),
         )
-        expected = _expected(session, lock or [], tree, repo, expect)
+        expected = partial(_expected, session, lock or [], tree, repo, expect)
         project = _project(session, needed=ref is None)
         candidates = _Candidates(session, project, lock or []) if project else None
         images = list(project.images) if project else []
@@ -354,7 +355,7 @@ def _verify(
     session: Session,
     ref: str,
     image: "Image | None",
-    expected: "list[ExpectedTree]",
+    expected: "Callable[[], list[ExpectedTree]]",
     options: _Options,
     candidates: "Candidates | None",
 ) -> "Report":

@@ -10,6 +10,7 @@ import queue
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
 
 import zstandard
 
@@ -41,6 +42,87 @@ def check_digest(text: object, what: str) -> str:
     )
 
 
+_T = TypeVar("_T")
+
+
+class Handoff(Generic[_T]):
+    """A short queue between two threads.
+
+    `queue.Queue` with a bound takes several locks in Python code for every item; this
+    takes two in C, which counts where the interpreter lock is what is short.
+
+    Args:
+        depth: Items that may wait.
+    """
+
+    def __init__(self, depth: int = 4) -> None:
+        self._items: queue.SimpleQueue[_T] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(depth):
+            self._room.put(None)
+
+    def put(self, item: _T) -> None:
+        """Hand an item over, once there is room for it."""
+        self._room.get()
+        self._items.put(item)
+
+    def get(self) -> _T:
+        """Take the next item, once there is one."""
+        item = self._items.get()
+        self._room.put(None)
+        return item
+
+    def give_way(self) -> None:
+        """Let one more item in, although nobody takes any."""
+        self._room.put(None)
+
+
+class Pump(Generic[_T]):
+    """Runs an iterator in a thread of its own, a few items ahead of who takes them.
+
+    Args:
+        items: The iterator; its exceptions reach who takes the items.
+    """
+
+    def __init__(self, items: Iterator[_T]) -> None:
+        self._items = items
+        self._handoff: Handoff[tuple[_T] | BaseException | None] = Handoff()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for item in self._items:
+                self._handoff.put((item,))
+                if self._stopped.is_set():
+                    return
+            self._handoff.put(None)
+        except BaseException as exc:
+            self._handoff.put(exc)
+
+    def __iter__(self) -> Iterator[_T]:
+        while not self._stopped.is_set():
+            item = self._handoff.get()
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                try:
+                    raise item
+                finally:
+                    # The frame and the exception would hold each other, and with them
+                    # whatever the iterator has open.
+                    del item
+            yield item[0]
+
+    def stop(self) -> None:
+        """End the thread; the iterator is not read any further."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            self._handoff.give_way()
+            self._thread.join(0.01)
+
+
 class Hasher:
     """A digest computed in a thread of its own.
 
@@ -56,31 +138,31 @@ class Hasher:
         self._hash = hashlib.new(algorithm)
         self.algorithm = algorithm
         self.size = 0
-        self._queue: queue.Queue[bytes | None] | None = None
+        self._todo: Handoff[bytes | None] | None = None
         if threaded:
-            self._queue = queue.Queue(maxsize=4)
+            self._todo = Handoff()
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        assert self._queue is not None
-        while (chunk := self._queue.get()) is not None:
+        assert self._todo is not None
+        while (chunk := self._todo.get()) is not None:
             self._hash.update(chunk)
 
     def update(self, chunk: bytes) -> None:
         """Take the next chunk."""
         self.size += len(chunk)
-        if self._queue is None:
+        if self._todo is None:
             self._hash.update(chunk)
         else:
-            self._queue.put(chunk)
+            self._todo.put(chunk)
 
     def close(self) -> None:
         """Stop the thread; the digest is complete afterwards."""
-        if self._queue is not None:
-            self._queue.put(None)
+        if self._todo is not None:
+            self._todo.put(None)
             self._thread.join()
-            self._queue = None
+            self._todo = None
 
     def digest(self) -> str:
         """Return `algorithm:hex` of everything that was taken."""

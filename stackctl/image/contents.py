@@ -2,13 +2,15 @@
 """Contents of a few files of an image, fetched when they turn out to matter."""
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from stackctl.image.folder import Folder
 from stackctl.image.layers import rehash, reread
 from stackctl.image.limits import Limits
 from stackctl.image.source import Layer
 from stackctl.image.view import Node
+
+if TYPE_CHECKING:
+    from stackctl.image.folder import Folder
 
 
 class Contents(Protocol):
@@ -81,7 +83,7 @@ class FolderContents:
         folder: The folder.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: "Folder") -> None:
         self._folder = folder
 
     def fetch(

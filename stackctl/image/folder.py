@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stackctl.image.errors import ImageFormatError, LimitError
-from stackctl.image.layers import SHA256_UP_TO, blob_id
+from stackctl.image.layers import blob_id
 from stackctl.image.limits import MIB, Limits
 from stackctl.image.view import Node, View, show
 
@@ -98,7 +98,7 @@ class Folder:
         Args:
             view: The view that `view` returned.
             roots: Resolved paths in the view.
-            sha256: Hash files of any size with SHA-256 too.
+            sha256: Hash files with SHA-256 too.
         """
         done: set[int] = set()
         for root in roots:
@@ -155,8 +155,7 @@ class Folder:
         with os.fdopen(self._open(self._inner(path)), "rb", buffering=0) as stream:
             info = os.fstat(stream.fileno())
             sha1 = hashlib.sha1(b"blob %d\0" % info.st_size, usedforsecurity=False)
-            wants_sha256 = every or info.st_size <= SHA256_UP_TO
-            sha256 = hashlib.sha256() if wants_sha256 else None
+            sha256 = hashlib.sha256() if every else None
             total = 0
             while chunk := stream.read(MIB):
                 if not total:

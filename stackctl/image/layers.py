@@ -12,19 +12,16 @@ their time in C code that releases the interpreter lock.
 
 import hashlib
 import itertools
-import queue
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from stackctl.image.blobs import Hasher, decompress
+from stackctl.image.blobs import Hasher, Pump, decompress
 from stackctl.image.errors import AmbiguousImageError, ImageFormatError, LimitError
-from stackctl.image.limits import MIB, Limits
+from stackctl.image.limits import Limits
 from stackctl.image.tar import ByteStream, TarEntry, TarReader
 
-#: Files up to this size, in bytes, also get a SHA-256; larger than any source file.
-SHA256_UP_TO = 4 * MIB
 #: Longest name of a file and longest path that Linux takes, in bytes.
 MAX_NAME = 255
 MAX_PATH = 4095
@@ -32,6 +29,8 @@ MAX_PATH = 4095
 _AT_ONCE = 256 * 1024
 #: Stored bytes below which threads cost more than they give.
 _SMALL = 512 * 1024
+#: Bytes of one block that is never touched; see `scan_layer`.
+_LARGE = 16 * 1024 * 1024
 #: Files that are kept whole because they can decide what Python runs.
 _STARTUP_SUFFIXES = (b".pth", b".egg-link", b"._pth")
 _STARTUP_NAMES = frozenset(
@@ -51,7 +50,7 @@ class LayerEntry:
         mtime: Seconds since 1970.
         link: Link target as recorded.
         oid: Git blob id (SHA-1) of a file's content or a symlink's target.
-        sha256: SHA-256 of the content, of files up to `SHA256_UP_TO`.
+        sha256: SHA-256 of the content, where a rule names one.
         kept: Compressed content, of files that are kept.
         head: First 16 bytes, of bytecode and of files without a suffix.
         overlay: What an overlay mount makes of it: an xattr's name or `0/0 device`.
@@ -146,6 +145,11 @@ class Budget:
         self._kept = 0
         self._bytes = 0
         self._entries = 0
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Make every pass that is under way end at its next chunk."""
+        self._cancelled = True
 
     def keep(self, size: int) -> bool:
         """Reserve room for a kept file; False when there is none left."""
@@ -159,8 +163,10 @@ class Budget:
         """Count uncompressed bytes and entries.
 
         Raises:
-            LimitError: The image is over a limit.
+            LimitError: The image is over a limit, or nobody wants it any more.
         """
+        if self._cancelled:
+            raise LimitError("the reading was given up", kind="cancelled")
         with self._lock:
             self._bytes += size
             self._entries += entries
@@ -240,6 +246,11 @@ def scan_layer(
         scan.compression = kind
 
     hasher = Hasher(threaded=threaded)
+    if threaded:
+        # glibc gives freed memory back as soon as more lies idle than twice the largest
+        # block it has seen, and a chunk that is new to the process is zeroed page by
+        # page. One large block, never touched, makes it keep what the chunks need.
+        bytes(_LARGE)
 
     def plain() -> Iterator[bytes]:
         for chunk in decompress(source, budget.limits, note):
@@ -250,7 +261,7 @@ def scan_layer(
     # A chain has no `close`, so that the generators above cannot end the blob's.
     source = itertools.chain(blob)
     chunks: Iterator[bytes] = plain()
-    pump = _Pump(chunks) if threaded else None
+    pump = Pump(chunks) if threaded else None
     if pump is not None:
         chunks = iter(pump)
     try:
@@ -273,45 +284,6 @@ def scan_layer(
     finally:
         hasher.close()
     return scan
-
-
-class _Pump:
-    """Runs an iterator in a thread and hands its items over through a short queue."""
-
-    def __init__(self, items: Iterator[bytes]) -> None:
-        self._items = items
-        self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=4)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            for item in self._items:
-                self._queue.put(item)
-                if self._stopped.is_set():
-                    return
-            self._queue.put(None)
-        except BaseException as exc:
-            self._queue.put(exc)
-
-    def __iter__(self) -> Iterator[bytes]:
-        while not self._stopped.is_set():
-            item = self._queue.get()
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    def stop(self) -> None:
-        """End the thread; the iterator is not read any further."""
-        self._stopped.set()
-        while self._thread.is_alive():
-            try:
-                self._queue.get(timeout=0.01)
-            except queue.Empty:
-                continue
 
 
 def _parse(
@@ -398,10 +370,16 @@ def _hash_content(
             item.head = bytes(next(iter(reader.data()), b"")[:16])
         return
     keep = interest.keeps(entry, item.name, item.ordinal, budget.limits.kept)
+    if not keep and not interest.sha256 and entry.size <= _AT_ONCE:
+        # Nearly every file: one call each to read it and to hash it.
+        data = reader.whole()
+        item.oid = blob_id(data)
+        if wants_head:
+            item.head = data[:16]
+        return
     parts: list[bytes] | None = [] if keep else None
     sha1 = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)
-    wants_sha256 = interest.sha256 or entry.size <= SHA256_UP_TO
-    sha256 = hashlib.sha256() if wants_sha256 else None
+    sha256 = hashlib.sha256() if interest.sha256 else None
     pieces = reader.data() if entry.size > _AT_ONCE else (reader.whole(),)
     for piece in pieces:
         sha1.update(piece)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 _COMPILED = re.compile(rb"\.(so(\.\d+)*|pyd|dylib|dll|a|o|lib|cubin|fatbin|ptx)$")
 _LOADABLE = re.compile(rb"\.(py|pyw|pyc|pyo|pyd|so(\.\d+)*|egg|zip|pth|pyz)$")
@@ -139,6 +138,8 @@ def classify(path: bytes, head: bytes = b"") -> str:
 
 @cache
 def _known() -> tuple[dict[bytes, str], tuple[tuple[re.Pattern[bytes], str], ...]]:
+    from importlib import resources
+
     text = resources.files("stackctl.image").joinpath("data/vllm-wheel.txt").read_text()
     exact: dict[bytes, str] = {}
     globs: list[tuple[re.Pattern[bytes], str]] = []

@@ -27,6 +27,7 @@ The reader holds one chunk and one meta header in memory, whatever the sizes in 
 archive say, and neither seeks nor writes.
 """
 
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -156,6 +157,20 @@ def _bad(message: str, offset: int) -> ImageFormatError:
 def _text(field: bytes) -> bytes:
     end = field.find(b"\0")
     return field if end < 0 else field[:end]
+
+
+def _checksum(block: bytes) -> int:
+    """Return the sum of a header's bytes, its own field taken for blanks.
+
+    The low half of an Adler-32 is one more than the sum of the bytes modulo 65,521,
+    which no part of at most 256 bytes reaches: this is `sum`, several times as fast.
+    """
+    return (
+        (zlib.adler32(block[:148]) & 0xFFFF)
+        + (zlib.adler32(block[156:334]) & 0xFFFF)
+        + (zlib.adler32(block[334:]) & 0xFFFF)
+        + 253
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -392,10 +407,10 @@ class TarReader:
             recorded = _octal(block[148:156])
         except ValueError:
             raise _bad("no tar header", start) from None
-        total = sum(block) - sum(block[148:156]) + 256
-        if recorded != total:
-            high = sum(1 for byte in block[:148] + block[156:] if byte > 127)
-            if recorded != total - 256 * high:
+        if recorded != _checksum(block):
+            rest = block[:148] + block[156:]
+            high = sum(1 for byte in rest if byte > 127)
+            if recorded != sum(rest) + 256 - 256 * high:
                 raise _bad("no tar header", start)
         magic = block[257:263]
         try:

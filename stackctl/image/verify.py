@@ -7,29 +7,23 @@ file is there, and nothing stands beside them that no rule judges. Anything that
 the question from being answered is `unverifiable`, with the reason.
 """
 
-import difflib
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stackctl.errors import (
     ExitCode,
     InputError,
     PinError,
     RemoteError,
+    StackctlError,
     UsageError,
 )
 from stackctl.image import bytecode as pyc
-from stackctl.image.archive import (
-    ArchiveLayout,
-    StreamArchive,
-    load_docker_archive,
-    open_archive,
-)
-from stackctl.image.attribute import Candidates, explain
+from stackctl.image.blobs import Pump
 from stackctl.image.compare import (
     CHECKOUT,
     PACKAGE,
@@ -47,15 +41,8 @@ from stackctl.image.contents import (
     LayerContents,
     MemoryContents,
 )
-from stackctl.image.daemon import saved_image
-from stackctl.image.environment import (
-    environment_roots,
-    find_environment,
-    package_names,
-)
 from stackctl.image.errors import AmbiguousImageError, DigestError
 from stackctl.image.expectation import ExpectedTree
-from stackctl.image.folder import Folder
 from stackctl.image.layers import Budget, Interest, LayerScan, scan_layer
 from stackctl.image.layout import DirLayout, OciLayout
 from stackctl.image.limits import Limits
@@ -74,8 +61,12 @@ from stackctl.image.startup import (
 )
 from stackctl.image.transport import Transport
 from stackctl.image.view import Applier, Doubt, Node, View, show
-from stackctl.image.wheel import Wheel
 from stackctl.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from stackctl.image.attribute import Candidates
+    from stackctl.image.folder import Folder
+    from stackctl.image.wheel import Wheel
 
 MATCH = "match"
 MISMATCH = "mismatch"
@@ -106,7 +97,8 @@ class Request:
 
     Attributes:
         reference: The image, as a user names it.
-        expected: The trees of which it must contain one.
+        expected: The trees of which it must contain one, or a function that gives them
+            and is called while the layers are read.
         roots: Where the tree must be; for wheels and environments found if empty.
         allow: Untracked files that may be there.
         unpackaged: Globs of tracked files that need not be installed.
@@ -122,7 +114,7 @@ class Request:
     """
 
     reference: str
-    expected: Sequence[ExpectedTree]
+    expected: Sequence[ExpectedTree] | Callable[[], Sequence[ExpectedTree]]
     roots: tuple[Root, ...] = ()
     allow: tuple[Allow, ...] = ()
     unpackaged: tuple[str, ...] = ()
@@ -234,7 +226,7 @@ class _Loaded:
 
 def verify(
     request: Request,
-    candidates: Candidates | None = None,
+    candidates: "Candidates | None" = None,
     progress: Progress = SILENT,
 ) -> Report:
     """Verify an image.
@@ -249,6 +241,7 @@ def verify(
 
     Raises:
         UsageError: The request itself has no meaning.
+        StackctlError: Whatever the function of `request.expected` raises.
     """
     started = time.perf_counter_ns()
     reference = parse_reference(request.reference)
@@ -258,6 +251,8 @@ def verify(
         _Verifier(request, reference, candidates, progress, report).run()
     except UsageError:
         raise
+    except _NoExpectationError as error:
+        raise error.cause from None
     except (InputError, PinError, RemoteError) as error:
         report.verdict = UNVERIFIABLE
         report.exit_code = error.exit_code
@@ -279,8 +274,6 @@ def verify(
 
 
 def _check_request(request: Request, reference: Reference) -> None:
-    if not request.expected:
-        raise UsageError("there is no tree to compare with")
     if not request.roots and reference.transport not in ("wheel", "env"):
         raise UsageError(
             "no root is named: where in the image must the tree be?",
@@ -288,15 +281,6 @@ def _check_request(request: Request, reference: Reference) -> None:
             hint="--root vllm=/…/site-packages/vllm for a package, --root .=/opt/vllm "
             "for a checkout, or [[image]] in series.toml",
         )
-    for expected in request.expected:
-        for root in request.roots:
-            if not expected.subtree(root.tree):
-                raise UsageError(
-                    f"the expected tree {expected.label} has no folder {root.tree!r}",
-                    kind="no-such-folder",
-                    hint="the part before = in --root is a folder of the tree",
-                    where={"root": f"{root.tree}={root.path}"},
-                )
     if request.offline and reference.transport == "docker":
         raise UsageError(
             "a registry cannot be read with --offline",
@@ -304,12 +288,34 @@ def _check_request(request: Request, reference: Reference) -> None:
         )
 
 
+def _check_expected(trees: Sequence[ExpectedTree], roots: Sequence[Root]) -> None:
+    if not trees:
+        raise UsageError("there is no tree to compare with")
+    for expected in trees:
+        for root in roots:
+            if not expected.subtree(root.tree):
+                raise UsageError(
+                    f"the expected tree {expected.label} has no folder {root.tree!r}",
+                    kind="no-such-folder",
+                    hint="the part before = in --root is a folder of the tree",
+                    where={"root": f"{root.tree}={root.path}"},
+                )
+
+
+class _NoExpectationError(Exception):
+    """There is nothing to compare with; says nothing about the image."""
+
+    def __init__(self, cause: StackctlError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class _Verifier:
     def __init__(
         self,
         request: Request,
         reference: Reference,
-        candidates: Candidates | None,
+        candidates: "Candidates | None",
         progress: Progress,
         report: Report,
     ) -> None:
@@ -321,11 +327,22 @@ class _Verifier:
         self._budget = Budget(request.limits)
         self._sha256 = any(rule.sha256 for rule in request.allow)
         self._wheel: Wheel | None = None
+        self._trees: Sequence[ExpectedTree] | None = None
+        self._judges: Mapping[bytes, Pinned] | None = None
 
     def run(self) -> None:
+        """Fill the report."""
+        try:
+            self._run()
+        except (StackctlError, OSError):
+            # Whoever asks about a tree that does not exist hears of that first.
+            self._expected()
+            raise
+
+    def _run(self) -> None:
         report = self._report
-        pinned = self._pinned()
         loaded = self._load()
+        pinned = self._pinned()
         report.image = loaded.image
         report.warnings += loaded.warnings
         roots = self._request.roots or loaded.roots
@@ -345,17 +362,34 @@ class _Verifier:
         for path in self._request.diff:
             report.diffs[path] = self._diff(path, loaded, comparisons, expected)
 
+    def _expected(self) -> Sequence[ExpectedTree]:
+        """Return the expected trees, made when they are first asked for."""
+        if self._trees is None:
+            given = self._request.expected
+            try:
+                trees = given() if callable(given) else given
+                _check_expected(trees, self._request.roots)
+            except StackctlError as error:
+                raise _NoExpectationError(error) from None
+            self._trees = trees
+        return self._trees
+
     def _pinned(self) -> Mapping[bytes, Pinned] | None:
         wheel = self._request.wheel
-        if wheel is None:
-            return None
+        if wheel is None or self._judges is not None:
+            return self._judges
+        from stackctl.image.wheel import Wheel
+
         self._wheel = Wheel(wheel.path, self._request.limits, wheel.sha256)
-        return self._wheel.pinned()
+        self._judges = self._wheel.pinned()
+        return self._judges
 
     def _load(self) -> _Loaded:
         transport, location = self._reference.transport, self._reference.location
         limits = self._request.limits
         if transport == "rootfs":
+            from stackctl.image.folder import Folder
+
             return self._load_folder(
                 Folder(Path(location), limits), self._request.roots
             )
@@ -365,7 +399,7 @@ class _Verifier:
             return self._load_wheel(Path(location))
         return self._load_image(self._image())
 
-    def _load_folder(self, folder: Folder, roots: Sequence[Root]) -> _Loaded:
+    def _load_folder(self, folder: "Folder", roots: Sequence[Root]) -> _Loaded:
         view = folder.view()
         resolved = [
             view.lookup(root.path.encode("utf-8", "surrogateescape")).path
@@ -376,9 +410,12 @@ class _Verifier:
         return _Loaded(view, FolderContents(folder), image, roots=tuple(roots))
 
     def _load_environment(self, python: Path) -> _Loaded:
+        from stackctl.image.environment import environment_roots, find_environment
+        from stackctl.image.folder import Folder
+
         environment = find_environment(python)
         roots = list(self._request.roots) or environment_roots(
-            environment, self._request.expected[0]
+            environment, self._expected()[0]
         )
         prefix = os.fsencode(environment.prefix).strip(b"/")
         return self._load_folder(
@@ -386,11 +423,14 @@ class _Verifier:
         )
 
     def _load_wheel(self, path: Path) -> _Loaded:
+        from stackctl.image.environment import package_names
+        from stackctl.image.wheel import Wheel
+
         wheel = Wheel(path, self._request.limits)
         view = wheel.view(sha256=self._sha256)
         roots = self._request.roots or tuple(
             Root(name, f"/{name}", PACKAGE)
-            for name in package_names(self._request.expected[0])
+            for name in package_names(self._expected()[0])
             if view.lookup(name.encode()).node is not None
         )
         if not roots:
@@ -419,6 +459,8 @@ class _Verifier:
         limits, platform = request.limits, request.platform
         location, tag = reference.location, reference.tag
         path = Path(location)
+        # Each is imported where it is needed: the HTTP client alone takes longer than a
+        # small image.
         if reference.transport == "oci":
             layout = OciLayout(path, limits)
             return Resolver(layout, limits, platform).resolve(layout.roots(tag))
@@ -426,14 +468,22 @@ class _Verifier:
             folder = DirLayout(path, limits)
             return Resolver(folder, limits, platform).resolve(folder.roots())
         if reference.transport == "docker":
-            # The HTTP client takes longer to import than a small image to verify.
             from stackctl.image.registry import Registry
 
             registry = Registry(
                 parse_registry(location), request.transport, limits, request.environ
             )
             return Resolver(registry, limits, platform).resolve(registry.roots())
+        from stackctl.image.archive import (
+            ArchiveLayout,
+            StreamArchive,
+            load_docker_archive,
+            open_archive,
+        )
+
         if reference.transport == "docker-daemon":
+            from stackctl.image.daemon import saved_image
+
             saved = StreamArchive(
                 lambda: saved_image(location, request.environ),
                 self._budget,
@@ -456,29 +506,40 @@ class _Verifier:
             "platform": str(image.platform),
             "layers": layers,
         }
-        scans = self._scans(image.layers)
-        for number, (layer, scan) in enumerate(zip(image.layers, scans, strict=True)):
-            self._progress.update("layers", number + 1, len(image.layers))
-            self._check_scan(number, layer, scan)
-            applier.apply(scan.entries)
-            layers.append(
-                {
-                    "digest": layer.digest,
-                    "diff_id": layer.diff_id,
-                    "size": layer.size,
-                    "uncompressed_size": scan.size,
-                    "compression": scan.compression,
-                }
-            )
-            for code in scan.notes:
-                warnings.append(
-                    Warn(
-                        code,
-                        f"layer {number} has data after the end of its archive, which "
-                        "runtimes pass over",
-                        strict=False,
-                    )
+        scans = Pump(iter(self._scans(image.layers)))
+        try:
+            # What the layers are compared with is got ready while they are read.
+            self._expected()
+            self._pinned()
+            for number, (layer, scan) in enumerate(
+                zip(image.layers, scans, strict=True)
+            ):
+                self._progress.update("layers", number + 1, len(image.layers))
+                self._check_scan(number, layer, scan)
+                applier.apply(scan.entries)
+                layers.append(
+                    {
+                        "digest": layer.digest,
+                        "diff_id": layer.diff_id,
+                        "size": layer.size,
+                        "uncompressed_size": scan.size,
+                        "compression": scan.compression,
+                    }
                 )
+                for code in scan.notes:
+                    warnings.append(
+                        Warn(
+                            code,
+                            f"layer {number} has data after the end of its archive, "
+                            "which runtimes pass over",
+                            strict=False,
+                        )
+                    )
+        except BaseException:
+            self._budget.cancel()
+            raise
+        finally:
+            scans.stop()
         contents = LayerContents(image.layers, self._request.limits)
         return _Loaded(
             view, contents, self._report.image, image.config, warnings=warnings
@@ -503,6 +564,8 @@ class _Verifier:
             results = map(scan, fresh)
             yield from _in_order(layers, fresh, results, done, last)
             return
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 yield from _in_order(layers, fresh, pool.map(scan, fresh), done, last)
@@ -530,7 +593,7 @@ class _Verifier:
     ) -> tuple[ExpectedTree, list[Comparison]]:
         """Compare with every expected tree and return the one that fits best."""
         best: tuple[int, ExpectedTree, list[Comparison]] | None = None
-        for expected in self._request.expected:
+        for expected in self._expected():
             comparisons = [compare_root(view, root, expected, policy) for root in roots]
             differing = sum(
                 c.counts["missing"] + c.counts["modified"] + c.counts["extra"]
@@ -698,6 +761,8 @@ class _Verifier:
     ) -> list[dict[str, object]]:
         if self._candidates is None or all(c.equal for c in comparisons):
             return []
+        from stackctl.image.attribute import explain
+
         return explain(comparisons, self._candidates)
 
     def _diff(
@@ -739,7 +804,7 @@ class _Verifier:
 class _Sources:
     """Gives the judged source of an untracked file by its path in the image."""
 
-    def __init__(self, wheel: Wheel | None, names: Mapping[bytes, bytes]) -> None:
+    def __init__(self, wheel: "Wheel | None", names: Mapping[bytes, bytes]) -> None:
         self._wheel = wheel
         self._names = names
 
@@ -850,6 +915,8 @@ def _inside(path: bytes, folders: Iterable[bytes]) -> bool:
 
 def unified_diff(before: bytes, after: bytes, path: str) -> str:
     """Return the difference of two texts, or a sentence if one is binary."""
+    import difflib
+
     if before == after:
         return ""
     try:

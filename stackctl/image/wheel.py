@@ -22,7 +22,7 @@ from stackctl.image.errors import (
     ImageFormatError,
     LimitError,
 )
-from stackctl.image.layers import SHA256_UP_TO, clean_path
+from stackctl.image.layers import clean_path
 from stackctl.image.layout import read_file
 from stackctl.image.limits import Limits
 from stackctl.image.view import Node, View, show
@@ -237,7 +237,7 @@ class Wheel:
         """Return the files as they stand in site-packages.
 
         Args:
-            sha256: Hash files of any size with SHA-256 too.
+            sha256: Hash files with SHA-256 too.
         """
         view = View()
         with self._path.open("rb", buffering=0) as stream:
@@ -264,7 +264,7 @@ class Wheel:
         node = Node("f", mode=mode)
         node.size = info.file_size
         sha1 = hashlib.sha1(b"blob %d\0" % info.file_size, usedforsecurity=False)
-        other = hashlib.sha256() if sha256 or info.file_size <= SHA256_UP_TO else None
+        other = hashlib.sha256() if sha256 else None
         for chunk in self._open(stream, info):
             if not node.head:
                 node.head = chunk[:16]
