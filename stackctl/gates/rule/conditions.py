@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether evidence may be used at all, before any figure is looked at.
+
+Every rule about the run itself is here, and none is in whoever runs a gate: a verdict
+is derived again from a receipt, so what it rests on must be in the receipt.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stackctl.gates.evidence import Evidence, Schedule, Slot, Unit
+from stackctl.gates.rule.model import Claim, Rule, reference
+from stackctl.gates.rule.schedule import schedule
+from stackctl.gates.rule.words import counted, figure, listed, percent
+from stackctl.model.fields import escape
+
+
+class Conditions(NamedTuple):
+    """What the state of a run allows.
+
+    Attributes:
+        invalid: Why the run may not be used.
+        rejected: Why the units themselves refused the tree.
+        not_tested: Why nothing was tested.
+        limitations: What the run does not show.
+        units: The finished units by number.
+        complete: Units of each complete pair or block, in order.
+        partial: Whether a block is half done.
+    """
+
+    invalid: tuple[str, ...]
+    rejected: tuple[str, ...]
+    not_tested: tuple[str, ...]
+    limitations: tuple[str, ...]
+    units: Mapping[int, Unit]
+    complete: tuple[tuple[tuple[Slot, Unit], ...], ...]
+    partial: bool
+
+
+def examine(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> Conditions:
+    """Judge the run itself: order, machines, units, inputs.
+
+    Args:
+        rule: The declared rule.
+        claims: The declared claims.
+        evidence: What was observed.
+    """
+    invalid = [escape(text, 400) for text in evidence.problems]
+    invalid += _schedule(rule, claims, evidence)
+    units, faults = _units(evidence.schedule, evidence.units)
+    invalid += faults
+    stops = {number: unit.stop for number, unit in units.items() if unit.stop}
+    rejected, not_tested = [], [escape(text, 400) for text in evidence.missing]
+    for number, (verdict, reason) in stops.items():
+        text = f"unit {number}: {escape(reason, 400)}"
+        if verdict == "rejected":
+            rejected.append(text)
+        elif verdict == "not-tested":
+            not_tested.append(text)
+        elif verdict == "invalid":
+            invalid.append(text)
+        else:
+            invalid.append(
+                f'unit {number} stopped with "{escape(verdict)}", which no unit can'
+            )
+    for number, unit in units.items():
+        invalid += _unit(evidence.kind, number, unit)
+        invalid += _load(rule, number, unit)
+    invalid += _gpus(units) + _inputs(units)
+    if not units and not not_tested and not invalid:
+        not_tested.append("no unit ran")
+    complete, partial = _complete(evidence.schedule, units)
+    limitations = [escape(text, 400) for text in evidence.limitations]
+    unknown = [str(n) for n, unit in units.items() if load(unit) is None]
+    if unknown and rule.statistic == "paired-log-ratio":
+        limitations.append(f"the host's load is not known in units {listed(unknown)}")
+    return Conditions(
+        tuple(dict.fromkeys(invalid)),
+        tuple(rejected),
+        tuple(dict.fromkeys(not_tested)),
+        tuple(dict.fromkeys(limitations)),
+        units,
+        complete,
+        partial,
+    )
+
+
+def load(unit: Unit) -> float | None:
+    """Return the mean load of other programs during a unit, as a share of the CPUs.
+
+    Args:
+        unit: A finished unit.
+
+    Returns:
+        The share, None where it is not known.
+    """
+    cpus = number(unit.host.get("cpus"))
+    if cpus is None or cpus < 1:
+        return None
+    mean = number(unit.host.get("load_mean"))
+    if mean is not None:
+        return mean / cpus
+    ends = [number(unit.host.get(name)) for name in ("load_before", "load_after")]
+    known = [value for value in ends if value is not None]
+    return math.fsum(known) / len(known) / cpus if len(known) == 2 else None
+
+
+def number(value: object) -> float | None:
+    """Return a finite number as a float; None for anything else.
+
+    Args:
+        value: What a document holds.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def unengaged(
+    rule: Rule, arms: Sequence[str], units: Sequence[tuple[Slot, Unit]]
+) -> str | None:
+    """Return why some arms do not prove that their feature was on or off.
+
+    Args:
+        rule: The declared rule.
+        arms: The arms in question.
+        units: The units that the answer rests on.
+
+    Returns:
+        The first reason, None where every proof is there.
+    """
+    for arm in arms:
+        needed = arm in rule.engaged or arm in rule.captured
+        for slot, unit in units:
+            if arm not in slot.arms:
+                continue
+            found = unit.engagement.get(arm)
+            if found is None and not needed:
+                continue
+            text = _proof(arm, found, needed, arm in rule.captured)
+            if text:
+                return f"unit {slot.unit}: {text}"
+    return None
+
+
+def _proof(arm: str, found: object, needed: bool, captured: bool) -> str | None:
+    name = f'the arm "{escape(arm)}"'
+    if not isinstance(found, Mapping):
+        return f"{name} does not prove that its feature was on (no counter)"
+    expected, seen = number(found.get("expected")), number(found.get("counted"))
+    if expected is None or seen is None:
+        return f"{name} has a counter without figures"
+    if needed and expected <= 0:
+        return f"{name} expects nothing of its counter, which proves nothing"
+    if seen != expected:
+        did = "never engaged" if seen == 0 else f"engaged {seen:g} times"
+        return f"{name} {did}; {expected:g} were expected"
+    nodes = number(found.get("captured_nodes"))
+    if captured and (nodes is None or nodes <= 0):
+        return f"{name}: no captured graph node proves that replays have it"
+    return None
+
+
+def _schedule(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> list[str]:
+    """Check that the recorded schedule is the one that the rule gives."""
+    found = evidence.schedule
+    head = reference(claims)
+    if not found.slots:
+        # A gate that cannot run here has no schedule, nor has it units.
+        return [] if evidence.missing and not evidence.units else ["no schedule"]
+    if rule.blocks or head is None:
+        head = found.slots[0].arms[0] if found.slots[0].arms else ""
+        if rule.blocks and claims and head != reference(claims):
+            return ["the blocks do not start with the reference arm"]
+    if head not in evidence.arms:
+        return [f'the schedule names an arm "{escape(head)}" that is not there']
+    names = [head, *(name for name in sorted(evidence.arms) if name != head)]
+    expected = schedule(rule, names, found.seed)
+    if not rule.blocks:
+        # Within a process the script alone has the order, and records it.
+        same = [(slot.unit, slot.block) for slot in found.slots] == [
+            (slot.unit, slot.block) for slot in expected.slots
+        ] and all(sorted(slot.arms) == sorted(names) for slot in found.slots)
+    else:
+        same = found.slots == expected.slots
+    if not same:
+        return ["the recorded schedule is not the one that the rule gives"]
+    if found.looks != expected.looks:
+        looks = listed([str(look) for look in expected.looks] or ["none"])
+        return [f"the recorded looks are not those of the rule ({looks})"]
+    return []
+
+
+def _units(plan: Schedule, units: Sequence[Unit]) -> tuple[dict[int, Unit], list[str]]:
+    """Return the units by number, and what is wrong with their numbers."""
+    found: dict[int, Unit] = {}
+    faults = []
+    for unit in units:
+        if unit.unit in found:
+            faults.append(f"unit {unit.unit} is there twice")
+        found.setdefault(unit.unit, unit)
+    known = {slot.unit for slot in plan.slots}
+    extra = sorted(number for number in found if number not in known)
+    if extra and plan.slots:
+        faults.append(
+            f"{counted(len(extra), 'unit')} beyond the schedule "
+            f"({listed([str(number) for number in extra])}): more pairs are a new run"
+        )
+    order = [slot.unit for slot in plan.slots]
+    ran = [number in found for number in order]
+    if False in ran and True in ran[ran.index(False) :]:
+        faults.append(
+            f"unit {order[ran.index(False)]} did not run but later ones did: the arms "
+            "are not interleaved as scheduled"
+        )
+    return dict(sorted(found.items())), faults
+
+
+def _unit(kind: str, number_: int, unit: Unit) -> list[str]:
+    """Check one unit."""
+    found = [f"unit {number_}: {escape(text, 400)}" for text in unit.problems]
+    if any(gpu.get("throttled") is True for gpu in unit.gpus):
+        found.append(f"unit {number_}: the GPU was slowed down by heat or power")
+    if unit.answer is None:
+        found.append(f"unit {number_} gave no answer (exit code {unit.exit})")
+    elif unit.stop is None:
+        # pytest ends with 1 where a test failed, which is an answer.
+        good = (0, 1) if kind == "tests" else (0,)
+        if unit.exit not in good and not (kind == "tests" and unit.exit == 5):
+            found.append(f"unit {number_} ended with exit code {unit.exit}")
+        elif not unit.samples:
+            found.append(f"unit {number_} has no samples")
+    return found
+
+
+def _load(rule: Rule, number_: int, unit: Unit) -> list[str]:
+    """Check what else the host did."""
+    if rule.statistic != "paired-log-ratio":
+        return []
+    cpus = number(unit.host.get("cpus"))
+    if cpus is None or cpus < 1:
+        return []
+    found = []
+    for name in ("load_before", "load_mean", "load_after"):
+        value = number(unit.host.get(name))
+        if value is not None and value / cpus > rule.host_load_limit:
+            found.append(value)
+    if not found:
+        return []
+    return [
+        f"unit {number_}: other programs kept {figure(max(found))} of "
+        f"{cpus:g} CPUs busy; at most {percent(rule.host_load_limit)} is allowed"
+    ]
+
+
+def _gpus(units: Mapping[int, Unit]) -> list[str]:
+    """Check that every unit ran on the same GPUs."""
+    first: tuple[str, ...] | None = None
+    for number_, unit in units.items():
+        found = tuple(sorted(str(gpu.get("uuid")) for gpu in unit.gpus))
+        if first is None:
+            first = found
+        elif found != first:
+            return [f"unit {number_} ran on other GPUs than the units before it"]
+    return []
+
+
+def _inputs(units: Mapping[int, Unit]) -> list[str]:
+    """Check that every unit that names its inputs had the same."""
+    first: Any = None
+    for number_, unit in units.items():
+        found = (unit.answer or {}).get("inputs")
+        if found is None:
+            continue
+        if first is None:
+            first = found
+        elif found != first:
+            return [f"unit {number_} had other inputs than the units before it"]
+    return []
+
+
+def _complete(
+    plan: Schedule, units: Mapping[int, Unit]
+) -> tuple[tuple[tuple[tuple[Slot, Unit], ...], ...], bool]:
+    """Put the units of each block together; half a block does not count."""
+    blocks: dict[int, list[Slot]] = {}
+    for slot in plan.slots:
+        blocks.setdefault(slot.block, []).append(slot)
+    complete = []
+    partial = False
+    for _, slots in sorted(blocks.items()):
+        ran = [(slot, units[slot.unit]) for slot in slots if slot.unit in units]
+        if len(ran) == len(slots):
+            complete.append(tuple(ran))
+        elif ran:
+            partial = True
+    return tuple(complete), partial

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict of a run: a pure function of the declared rule and the evidence.
+
+The same arguments give the same decision, byte for byte as JSON, on every run; who has
+a receipt can therefore ask whether its verdict follows from its samples.
+"""
+
+from collections.abc import Sequence
+
+from stackctl.errors import InputError
+from stackctl.gates.evidence import Evidence
+from stackctl.gates.rule import accuracy, counts, timed
+from stackctl.gates.rule.conditions import Conditions, examine, unengaged
+from stackctl.gates.rule.looks import looks_of, nominal_confidence
+from stackctl.gates.rule.model import (
+    Claim,
+    ClaimResult,
+    Decision,
+    Rule,
+    Verdict,
+    problems,
+    worst,
+)
+from stackctl.model.fields import escape
+
+
+def decide(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> Decision:
+    """Judge a run.
+
+    Args:
+        rule: The rule, as declared before the run.
+        claims: The claims, as declared before the run; a gate of kind tests, parity,
+            compile or image may have none, which claims everything at once.
+        evidence: What was observed, complete or not.
+
+    Returns:
+        The decision.
+
+    Raises:
+        InputError: Rule, claims and kind do not go together (`bad-rule`).
+        UsageError: A statistics library is missing (`package-missing`).
+    """
+    faults = problems(evidence.kind, rule, claims)
+    if faults:
+        raise InputError(
+            f'gate "{escape(evidence.gate)}": ' + "; ".join(faults),
+            kind="bad-rule",
+            hint="correct [rule] and [[claim]] in the gate's file",
+            where={"gate": evidence.gate},
+        )
+    told = tuple(claims) or (Claim(name=evidence.kind),)
+    state = examine(rule, told, evidence)
+    looks = evidence.schedule.looks
+    pairs = len(state.complete)
+    blocked: list[tuple[Verdict, tuple[str, ...]]] = [
+        ("invalid", state.invalid),
+        ("rejected", state.rejected),
+        ("not-tested", state.not_tested),
+    ]
+    for verdict, why in blocked:
+        if why:
+            return Decision(
+                verdict=verdict,
+                reasons=why,
+                limitations=state.limitations,
+                claims=tuple(_blocked(claim, verdict, why[0]) for claim in told),
+                looks=looks,
+                pairs=pairs,
+            )
+    look = _look(rule, state)
+    results = tuple(_judge(rule, claim, evidence, state, look) for claim in told)
+    verdict = worst([result.verdict for result in results if result.required])
+    return Decision(
+        verdict=verdict,
+        reasons=_reasons(results, verdict),
+        limitations=state.limitations,
+        claims=results,
+        look=look.number,
+        looks=looks,
+        pairs=pairs,
+    )
+
+
+def _look(rule: Rule, state: Conditions) -> timed.Look:
+    """Return which look a run has reached: none, while a pair is missing to it."""
+    looks = looks_of(rule)
+    pairs = len(state.complete)
+    reached = pairs in looks and not state.partial
+    timed_rule = rule.statistic == "paired-log-ratio"
+    return timed.Look(
+        looks.index(pairs) + 1 if reached else 0,
+        looks,
+        nominal_confidence(looks, rule.confidence) if timed_rule else rule.confidence,
+    )
+
+
+def _judge(
+    rule: Rule,
+    claim: Claim,
+    evidence: Evidence,
+    state: Conditions,
+    look: timed.Look,
+) -> ClaimResult:
+    """Judge one claim of a run that may be used."""
+    pairs = [(slot, unit) for block in state.complete for slot, unit in block]
+    arms = [claim.arm] if claim.arm else sorted(evidence.arms)
+    for name in (claim.arm, claim.against):
+        if name and name not in evidence.arms:
+            return _blocked(claim, "invalid", f'there is no arm "{escape(name)}"')
+    missing = unengaged(rule, arms, pairs)
+    if missing is None and claim.against:
+        missing = unengaged(rule, [claim.against], pairs)
+    if missing is not None:
+        return _blocked(claim, "not-tested", missing)
+    if evidence.kind in ("tests", "parity", "compile", "image"):
+        return counts.judge(rule, claim, evidence.kind, list(state.units.values()))
+    caps = _arms(claim, evidence)
+    if evidence.kind == "accuracy":
+        return accuracy.judge(rule, claim, state.complete, state.partial, caps)
+    return timed.judge(rule, claim, evidence.kind, state.complete, look, caps)
+
+
+def _arms(claim: Claim, evidence: Evidence) -> list[str]:
+    """Return what about the arms keeps a claim from being decided."""
+    caps = []
+    arm = evidence.arms[claim.arm]
+    if arm.tree is None:
+        caps.append(f'nothing binds the arm "{escape(claim.arm)}" to a tree')
+    if not claim.against:
+        return caps
+    other = evidence.arms[claim.against]
+    if other.tree is None:
+        caps.append(f'nothing binds the arm "{escape(claim.against)}" to a tree')
+    elif other.definition != "base" or other.composition is not None:
+        caps.append(
+            f'the reference arm "{escape(claim.against)}" is '
+            f"{escape(other.definition)}, not the unpacked base"
+        )
+    elif arm.tree == other.tree:
+        caps.append("both arms are the base, so the tree in question was not measured")
+    return caps
+
+
+def _blocked(claim: Claim, verdict: Verdict, why: str) -> ClaimResult:
+    return ClaimResult(
+        name=claim.name,
+        verdict=verdict,
+        reasons=(why,),
+        required=claim.required,
+        cell=claim.cell,
+        arm=claim.arm,
+        against=claim.against,
+    )
+
+
+def _reasons(results: Sequence[ClaimResult], verdict: Verdict) -> tuple[str, ...]:
+    """Return the reasons of the claims that made the verdict, without repeats."""
+    made = [r for r in results if r.required and r.verdict == verdict]
+    return tuple(dict.fromkeys(text for result in made for text in result.reasons))
