@@ -81,7 +81,8 @@ def examine(cache: Cache) -> list[Check]:
     Args:
         cache: The cache in use.
     """
-    extra = "in stackctl's source folder: pip install '.[gates]'"
+    extra = "in stackctl's source folder: pip install '.[vllm]'"
+    judge = "pip install 'stackctl[gates]'"
     checks = [
         Check("python", "ok", platform.python_version(), "compose", ""),
         _git(),
@@ -90,6 +91,8 @@ def examine(cache: Cache) -> list[Check]:
     for name in ("GitPython", "typer", "rich", "requests", "packaging"):
         checks.append(_package(name, "compose", "pip install --upgrade stackctl"))
     checks.append(_package("PyGithub", "pr", "pip install --upgrade stackctl"))
+    for name in ("numpy", "scipy", "statsmodels"):
+        checks.append(_package(name, "verdicts of gates", judge))
     for name in ("torch", "triton", "vllm"):
         checks.append(_package(name, "gates of the patch sets", extra))
     checks.append(_gpu())

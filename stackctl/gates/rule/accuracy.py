@@ -402,7 +402,7 @@ def _extra(
             for name, right in shares.items()
         },
         "newcombe": [rounded(x) for x in newcombe(table, rule.confidence)],
-        "mcnemar_p": rounded(mcnemar(table)),
+        "mcnemar_p": rounded(mcnemar(table), relative=True),
         "self_flip": {
             "items": again.arm + again.against,
             "rate": rounded((again.arm + again.against) / n),

@@ -180,7 +180,7 @@ def _schedule(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> list[s
     if head not in evidence.arms:
         return [f'the schedule names an arm "{escape(head)}" that is not there']
     names = [head, *(name for name in sorted(evidence.arms) if name != head)]
-    expected = schedule(rule, names, found.seed)
+    expected = schedule(rule, names, found.seed, len(found.slots))
     if not rule.blocks:
         # Within a process the script alone has the order, and records it.
         same = [(slot.unit, slot.block) for slot in found.slots] == [

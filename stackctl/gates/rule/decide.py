@@ -6,6 +6,7 @@ a receipt can therefore ask whether its verdict follows from its samples.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stackctl.errors import InputError
 from stackctl.gates.evidence import Evidence
@@ -21,6 +22,7 @@ from stackctl.gates.rule.model import (
     problems,
     worst,
 )
+from stackctl.gates.rule.words import counted
 from stackctl.model.fields import escape
 
 
@@ -113,7 +115,17 @@ def _judge(
     if missing is not None:
         return _blocked(claim, "not-tested", missing)
     if evidence.kind in ("tests", "parity", "compile", "image"):
-        return counts.judge(rule, claim, evidence.kind, list(state.units.values()))
+        result = counts.judge(rule, claim, evidence.kind, list(state.units.values()))
+        missed = len(evidence.schedule.slots) - len(state.units)
+        if missed and result.verdict == "qualified":
+            text = f"{counted(missed, 'unit')} of the schedule did not run"
+            return replace(
+                result,
+                verdict="insufficient-evidence",
+                reasons=(*result.reasons, text),
+                more_pairs=missed,
+            )
+        return result
     caps = _arms(claim, evidence)
     if evidence.kind == "accuracy":
         return accuracy.judge(rule, claim, state.complete, state.partial, caps)

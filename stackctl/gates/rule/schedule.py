@@ -9,7 +9,7 @@ from stackctl.gates.rule.looks import looks_of
 from stackctl.gates.rule.model import Rule
 
 
-def schedule(rule: Rule, arms: Sequence[str], seed: int) -> Schedule:
+def schedule(rule: Rule, arms: Sequence[str], seed: int, units: int = 1) -> Schedule:
     """Return the process starts of a run.
 
     Without blocks, every process holds all arms. With blocks, every process holds one:
@@ -21,6 +21,7 @@ def schedule(rule: Rule, arms: Sequence[str], seed: int) -> Schedule:
         rule: The rule of the gate.
         arms: The arms, the reference first; the order of the others does not matter.
         seed: What the order is drawn with.
+        units: Processes that share the work of a gate that is not timed.
 
     Returns:
         The schedule; the same for the same arguments, whatever the platform.
@@ -28,10 +29,11 @@ def schedule(rule: Rule, arms: Sequence[str], seed: int) -> Schedule:
     head, others = tuple(arms[:1]), sorted(arms[1:])
     looks = looks_of(rule)
     if not rule.blocks:
-        processes = rule.pairs if rule.statistic == "paired-log-ratio" else 1
+        timed = rule.statistic == "paired-log-ratio"
         every = (*head, *others)
-        slots = tuple(Slot(unit, unit, every) for unit in range(processes))
-        return Schedule(seed, looks if processes > 1 else (), slots)
+        count = rule.pairs if timed else units
+        slots = tuple(Slot(unit, unit, every) for unit in range(count))
+        return Schedule(seed, looks if timed else (), slots)
     draw = random.Random(seed)  # noqa: S311 - an order that anyone may know
     starts: list[Slot] = []
     order = others
