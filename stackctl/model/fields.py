@@ -452,13 +452,21 @@ class Many(Kind):
         item: Kind of the items.
         least: Smallest number of items.
         unique: Key that must differ between tables; "" compares texts themselves (the
-            default for what is no table), None compares nothing.
+            default for what is no table, unless it `repeats`), None compares nothing.
     """
 
-    def __init__(self, item: Kind, least: int = 0, unique: str | None = None) -> None:
+    def __init__(
+        self,
+        item: Kind,
+        least: int = 0,
+        unique: str | None = None,
+        *,
+        repeats: bool = False,
+    ) -> None:
         self.item = item
         self.least = least
-        self.unique = "" if unique is None and not item.records() else unique
+        compares = unique is None and not item.records() and not repeats
+        self.unique = "" if compares else unique
         self.words = f"a list, each item {item.words}"
 
     def read(self, value: object, at: At) -> Any:
