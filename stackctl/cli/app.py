@@ -11,6 +11,7 @@ import typer
 
 from stackctl import __version__
 from stackctl.cli import (
+    bisect,
     cache,
     changes,
     compose,
@@ -87,6 +88,7 @@ for module in (
     verify_image,
     gate,
     changes,
+    bisect,
 ):
     module.register(app)
 

@@ -123,14 +123,27 @@ def _examples(epilog: str) -> str:
     return "\n  ".join([f"\b\n{head}:", *rest.split("; ")])
 
 
+def _refuse_options_before(context: typer.Context) -> None:
+    """Refuse options that stand before a command of a group and would be lost."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                f"{parameter.opts[-1]} stands before `{context.invoked_subcommand}`",
+                hint=f"write it after `{context.invoked_subcommand}`",
+            )
+
+
 def command(
-    app: typer.Typer, name: str, **settings: Any
+    app: typer.Typer, name: str | None, **settings: Any
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
     """Register a function as a command with the common options.
 
     Args:
         app: Where to register it.
-        name: Name of the command.
+        name: Name of the command; None for what a group of commands does where none
+            of them follows.
         **settings: Further settings for Typer.
 
     Returns:
@@ -140,6 +153,9 @@ def command(
     def decorate(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         @functools.wraps(function)
         def wrapper(context: typer.Context, **values: Any) -> int:
+            if context.invoked_subcommand is not None:
+                _refuse_options_before(context)
+                return 0
             common = {key: values.pop(key) for key in _COMMON}
             # As with git, -C may stand before the command.
             before = context.find_root().params.get("directory")
@@ -175,7 +191,10 @@ def command(
         wrapper.__annotations__ = {p.name: p.annotation for p in everything}
         if "epilog" in settings:
             settings["epilog"] = _examples(settings["epilog"])
-        app.command(name, **settings)(wrapper)
+        if name is None:
+            app.callback(invoke_without_command=True, **settings)(wrapper)
+        else:
+            app.command(name, **settings)(wrapper)
         return function
 
     return decorate

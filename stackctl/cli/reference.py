@@ -64,6 +64,8 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     if inner is None:
         yield path, command
         return
+    if command.invoke_without_command and len(command.params) > 2:
+        yield path, command
     for name, child in inner.items():
         yield from _commands(child, f"{path} {name}")
 

@@ -54,42 +54,70 @@ def write_tree(store: Store, tree: TreeId, folder: Path, progress: Progress) -> 
     for number, (path, mode, oid) in enumerate(files):
         if number % 500 == 0:
             progress.update("write", number, len(files))
-        target = root + b"/" + path
-        shown = path.decode("utf-8", "backslashreplace")
-        # A tree of a git base may hold any name; git would refuse to check it out too.
-        problem = path_problem(path, symlink=mode == MODE_LINK)
-        if problem is not None:
-            raise InputError(
-                f"{shown} cannot be written: {problem}",
-                kind="unsafe-path",
-                where={"path": shown},
-            )
-        if mode == MODE_SUBMODULE:
-            raise InputError(f"{shown} is a submodule, which cannot be written")
+        check_path(path, mode)
         parent = os.path.dirname(path)
         if parent not in made:
             _make_parents(root, parent, made)
-        data = store.blob(oid)
-        try:
-            if mode == MODE_LINK:
-                os.symlink(data, target)
-                continue
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            descriptor = os.open(target, flags, 0o600)
-        except FileExistsError:
-            raise InputError(
-                f"{shown} collides with another path of the tree on this file system",
-                kind="path-collision",
-            ) from None
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fchmod(descriptor, 0o755 if mode == MODE_EXEC else 0o644)
-        finally:
-            os.close(descriptor)
+        write_file(root, path, mode, store.blob(oid))
     progress.update("write", len(files), len(files))
     return len(files)
+
+
+def check_path(path: bytes, mode: int) -> None:
+    """Refuse a path or a mode that cannot be written safely.
+
+    Args:
+        path: Path within the tree.
+        mode: Its mode.
+
+    Raises:
+        InputError: The path is unsafe, or it is a submodule.
+    """
+    shown = path.decode("utf-8", "backslashreplace")
+    # A tree of a git base may hold any name; git would refuse to check it out too.
+    problem = path_problem(path, symlink=mode == MODE_LINK)
+    if problem is not None:
+        raise InputError(
+            f"{shown} cannot be written: {problem}",
+            kind="unsafe-path",
+            where={"path": shown},
+        )
+    if mode == MODE_SUBMODULE:
+        raise InputError(f"{shown} is a submodule, which cannot be written")
+
+
+def write_file(root: bytes, path: bytes, mode: int, data: bytes) -> None:
+    """Write one file or link that is not there yet.
+
+    Args:
+        root: The folder of the tree.
+        path: Path within it; its parents exist and are folders.
+        mode: Mode of a file, an executable or a link.
+        data: Bytes of the file, or target of the link.
+
+    Raises:
+        InputError: Something has that name already.
+    """
+    target = root + b"/" + path
+    try:
+        if mode == MODE_LINK:
+            os.symlink(data, target)
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(target, flags, 0o600)
+    except FileExistsError:
+        shown = path.decode("utf-8", "backslashreplace")
+        raise InputError(
+            f"{shown} collides with another path of the tree on this file system",
+            kind="path-collision",
+        ) from None
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fchmod(descriptor, 0o755 if mode == MODE_EXEC else 0o644)
+    finally:
+        os.close(descriptor)
 
 
 def _make_parents(root: bytes, parent: bytes, made: set[bytes]) -> None:

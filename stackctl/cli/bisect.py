@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`stackctl bisect`: which patch, set or pair broke it."""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stackctl.cli.command import Session, command
+from stackctl.cli.output import Outcome
+from stackctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from stackctl.bisect.command import Evaluator
+    from stackctl.bisect.report import Culprit, Neighbour, Report
+
+EXAMPLE = (
+    "Examples: stackctl bisect --run 'python -m pytest -q tests/test_x.py'; "
+    "stackctl bisect --run ./check.sh --good prefetch --bad full --workers 2 --keep; "
+    "stackctl bisect --run ./check.sh --subsets"
+)
+EXPORT_EXAMPLE = "Example: stackctl bisect export --into ../vllm"
+
+GoodOption = Annotated[
+    str,
+    typer.Option(
+        metavar="PLACE",
+        help="The good end: base, SET (all of it), SET:N, SET/PATCH or a composed "
+        "commit.",
+    ),
+]
+BadOption = Annotated[
+    str, typer.Option(metavar="PLACE", help="The bad end: full, or as for --good.")
+]
+
+
+def _watch(session: Session, workers: int, commands: str) -> Any:
+    from stackctl.cli.live import LiveWatch, PlainWatch, can_be_live
+
+    if session.quiet:
+        return nullcontext(None)
+    if can_be_live():
+        return LiveWatch(workers, commands)
+    return nullcontext(PlainWatch())
+
+
+def _culprit_text(culprit: "Culprit") -> Iterable[str]:
+    yield f"set          {culprit.set}: {culprit.title}"
+    if culprit.patch is not None:
+        yield f"patch        {culprit.patch}"
+        yield f"subject      {culprit.subject}"
+        yield f"author       {culprit.author}, {culprit.date}"
+        yield f"commit       {culprit.commit}"
+    if culprit.pull:
+        name = f"{culprit.pull['repo']}#{culprit.pull['number']}"
+        yield f"reviewed in  {culprit.pull['url'] or name}"
+
+
+def _neighbour_text(title: str, neighbour: "Neighbour | None") -> Iterable[str]:
+    if neighbour is None:
+        return
+    line = f"{title:<12} {neighbour.name}"
+    tried = neighbour.evaluation
+    if tried is None:
+        yield line + ": not tried"
+        return
+    answer = tried.answer
+    status = f"exit {answer.exit}" if answer.exit is not None else answer.why
+    yield f"{line}: {answer.verdict} ({status})"
+    for name, value in (("receipt", answer.receipt), ("output", answer.output)):
+        if value:
+            yield f"{'':<12} {name} {value}"
+
+
+def report_text(report: "Report") -> Iterable[str]:
+    """Return the lines of a report for a person."""
+    yield report.message
+    for culprit in report.culprits:
+        yield from _culprit_text(culprit)
+    if report.confidence is not None:
+        yield f"confidence   {100 * report.confidence:.1f} %"
+    for suspect in report.suspects if not report.culprits else ():
+        yield f"suspect      {suspect}"
+    for name in report.needs_without:
+        yield f"hidden by    {name}"
+    for each in report.not_composing:
+        yield f"no tree      {each['subset']}: {each['why']}"
+    yield from _neighbour_text("without it", report.good)
+    yield from _neighbour_text("with it", report.bad)
+    for kept in report.kept:
+        mark = " (was there already, left as it was)" if kept.existed else ""
+        yield f"kept         {kept.path}{mark}"
+    for line in report.reproduce:
+        yield f"reproduce    {line}"
+    for note in report.notes:
+        yield f"note         {note}"
+    work = report.work
+    replayed = f", {work.replayed} of them from the log" if work.replayed else ""
+    yield f"tried        {work.evaluations} trees of {report.candidates + 1}{replayed}"
+    yield (
+        f"time         {work.ns / 1e9:.1f} s, {work.run_ns / 1e9:.1f} s in commands, "
+        f"{work.first_ns / 1e9:.2f} s to write whole trees, "
+        f"{work.switch_ns / 1e9:.2f} s to change them {work.switches} times"
+    )
+    yield f"log          {report.log}"
+    for culprit in report.culprits:
+        if culprit.diff:
+            yield ""
+            yield from culprit.diff.splitlines()
+
+
+def _evaluator(run: str | None, gate: str | None, timeout: float | None) -> "Evaluator":
+    from stackctl.bisect.command import CommandEvaluator
+
+    if (run is None) == (gate is None):
+        raise UsageError("one of --run and --gate says what good and bad mean")
+    if run is None:
+        raise UsageError("gates cannot be run yet", kind="not-yet")
+    return CommandEvaluator(run, timeout)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    group = typer.Typer(name="bisect", rich_markup_mode=None)
+
+    @command(group, None, epilog=EXAMPLE)
+    def bisect(
+        session: Session,
+        run: Annotated[
+            str | None,
+            typer.Option(
+                metavar="CMD",
+                help="Shell command, run inside of the tree: 0 is good, 125 skips, 1 "
+                "to 127 is bad, more stops the search.",
+            ),
+        ] = None,
+        gate: Annotated[
+            str | None, typer.Option(metavar="GATE", help="Gate that tells.")
+        ] = None,
+        good: GoodOption = "base",
+        bad: BadOption = "full",
+        workers: Annotated[
+            int,
+            typer.Option(
+                "-j",
+                "--workers",
+                min=1,
+                max=256,
+                metavar="K",
+                help="Try K trees at once, each in a folder of its own.",
+            ),
+        ] = 1,
+        timeout: Annotated[
+            float | None,
+            typer.Option(
+                min=0.001, metavar="SECONDS", help="A longer run is ended and is bad."
+            ),
+        ] = None,
+        keep: Annotated[
+            bool,
+            typer.Option(
+                "--keep", help="Leave two folders: without the culprit, and with it."
+            ),
+        ] = False,
+        keep_in: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="DIR", help="Where --keep puts them; here by default."
+            ),
+        ] = None,
+        log: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FILE",
+                help="Keep the log here; what it tells already is not run again.",
+            ),
+        ] = None,
+        restart: Annotated[
+            bool,
+            typer.Option("--restart", help="Forget what an interrupted run learned."),
+        ] = False,
+        work: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="DIR", help="Where the work folders lie; by default the cache."
+            ),
+        ] = None,
+    ) -> Outcome:
+        """Find the patch, the set or the pair of sets that made it bad.
+
+        Tries the composed prefixes of the series between a good and a bad end. Exit
+        code 0: named; 1: nothing is bad; 7: noise, or only narrowed down; 8: an end
+        cannot be tried; 9: the good end is bad, or the command stopped the search.
+        """
+        from stackctl.bisect.driver import UNWATCHED
+        from stackctl.bisect.search import Options, find_patch, prepare
+
+        evaluator = _evaluator(run, gate, timeout)
+        kept = (keep_in or Path()) if keep or keep_in else None
+        options = Options(
+            good=good,
+            bad=bad,
+            workers=workers,
+            log=log,
+            restart=restart,
+            keep=kept,
+            work=work,
+            offline=session.offline,
+        )
+        ground = prepare(
+            session.series, session.cache, session.offline, session.progress
+        )
+        with _watch(session, workers, run or gate or "") as watch:
+            report = find_patch(
+                ground,
+                evaluator,
+                options,
+                watch=watch or UNWATCHED,
+                progress=session.progress,
+            )
+        return Outcome(report.document(), lambda: report_text(report), report.code)
+
+    app.add_typer(group)
