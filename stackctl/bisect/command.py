@@ -230,13 +230,18 @@ def environment(folder: Path, probe: Probe, worker: int) -> dict[str, str]:
 
 
 def _identity(command: str, timeout: float | None) -> dict[str, object]:
-    """Return what decides the answers: the command, and scripts outside of the tree."""
+    """Return what decides the answers: the command, and the script that it runs.
+
+    Only its first two words are looked at (`./check.sh`, `python check.py`): further
+    ones may be files that the command writes, and an interrupted search must find its
+    log again.
+    """
     try:
         words = shlex.split(command)
     except ValueError:
         words = []
     files = {}
-    for word in words:
+    for word in words[:2]:
         path = Path(word)
         if path.is_absolute() and path.is_file():
             with suppress(InputError):

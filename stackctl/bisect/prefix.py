@@ -73,17 +73,24 @@ class PrefixSearch:
         ]
         wanted = ends[:free]
         taken = {*running, *wanted} - {0, self.last}
+        low, high = self.bounds
+        alone = not any(low < p < high for p in taken)
         while len(wanted) < free:
-            spare = free - len(wanted)
-            chosen = self._choose(taken, spare)
+            parts = free - len(wanted) + 1 if alone else 2
+            chosen = self._choose(taken, parts)
             if chosen is None:
                 break
             wanted.append(chosen)
             taken.add(chosen)
         return wanted
 
-    def _choose(self, taken: Collection[int], spare: int) -> int | None:
-        """Return the position that tells most, beside those that are being tried."""
+    def _choose(self, taken: Collection[int], parts: int) -> int | None:
+        """Return the position that tells most, beside those that are being tried.
+
+        Args:
+            taken: Positions that are being tried.
+            parts: Into how many equal parts the widest gap is to be cut in the end.
+        """
         low, high = self.bounds
         free = [p for p in self.open if p not in taken]
         if not free:
@@ -94,7 +101,6 @@ class PrefixSearch:
             pairwise(cuts),
             key=lambda gap: (self._open_in(free, *gap) > 0, gap[1] - gap[0], -gap[0]),
         )
-        parts = spare + 1 if len(cuts) == 2 else 2
         target = left + (right - left) / parts
         inside = [p for p in free if left < p < right]
         return max(

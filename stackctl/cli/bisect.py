@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Examples: stackctl bisect --run 'python -m pytest -q tests/test_x.py'; "
-    "stackctl bisect --run ./check.sh --good prefetch --bad full --workers 2 --keep; "
-    "stackctl bisect --run ./check.sh --subsets"
+    'stackctl bisect --run "$PWD/check.sh" --good prefetch --workers 2 --keep'
 )
 EXPORT_EXAMPLE = "Example: stackctl bisect export --into ../vllm"
 
