@@ -10,12 +10,20 @@ magic number; for others the answer is that nothing is known.
 Bytecode of an image is never loaded: `marshal.loads` trusts its input. A reader of our
 own turns both sides into a canonical form in which equal code is equal whatever the
 references and interning flags that the writing process happened to leave behind.
+
+What it costs: compiling a source is the proof and cannot be left out, since the header
+is written by whoever wrote the bytecode and says nothing about what follows it. The
+canonical form, in Python as slow as the compiler in C, mostly can be. A file name is in
+every code object, so the source is compiled under the name that the bytecode has; then
+nearly all files are equal byte for byte, which is the strongest answer there is, and
+only the others are read. A wrong guess of the name costs time and no more.
 """
 
 import hashlib
 import importlib.util
 import marshal
 import struct
+import warnings
 from dataclasses import dataclass
 
 #: Magic number of the bytecode that this interpreter writes.
@@ -109,8 +117,11 @@ def compare_code(bytecode: bytes, source: bytes, name: str, level: int) -> str:
         `different`, also if either cannot be read.
     """
     body = bytecode[_HEADER:]
+    known = recorded_name(body, name.rpartition("/")[2]) or name
     try:
-        code = compile(source, name, "exec", dont_inherit=True, optimize=level)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            code = compile(source, known, "exec", dont_inherit=True, optimize=level)
         compiled = marshal.dumps(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
         return DIFFERENT
@@ -125,6 +136,26 @@ def compare_code(bytecode: bytes, source: bytes, name: str, level: int) -> str:
     except ValueError:
         pass
     return DIFFERENT
+
+
+def recorded_name(body: bytes, base: str) -> str:
+    """Return the file name that marshalled code seems to have, or nothing.
+
+    Args:
+        body: Marshalled code; it is only searched, not read.
+        base: Last part of the name.
+    """
+    end = body.find(b"/" + base.encode("utf-8", "surrogateescape"))
+    if end < 0:
+        return ""
+    end += len(base.encode("utf-8", "surrogateescape")) + 1
+    # Short ASCII strings are a type, a length of one byte, and the text.
+    for start in range(end - 1, max(end - 256, 1), -1):
+        if body[start - 1] == end - start and body[start - 2] & ~_FLAG_REF in b"zZ":
+            text = body[start:end]
+            if text.isascii() and b"\0" not in text:
+                return text.decode("ascii")
+    return ""
 
 
 def fingerprint(data: bytes, *, instructions: bool = True) -> bytes:

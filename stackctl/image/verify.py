@@ -66,6 +66,7 @@ from stackctl.progress import SILENT, Progress
 if TYPE_CHECKING:
     from stackctl.image.attribute import Candidates
     from stackctl.image.folder import Folder
+    from stackctl.image.nearest import Absence
     from stackctl.image.wheel import Wheel
 
 MATCH = "match"
@@ -356,8 +357,9 @@ class _Verifier:
         report.comparisons = comparisons
         self._refuse_doubts(loaded.view, comparisons)
         report.warnings += self._warnings(loaded, expected, comparisons)
-        self._decide(comparisons)
-        if report.verdict == MISMATCH:
+        absent = self._absent(loaded.view, expected, comparisons)
+        self._decide(comparisons, absent)
+        if report.verdict == MISMATCH and not absent:
             report.explains = self._explain(comparisons, expected)
         for path in self._request.diff:
             report.diffs[path] = self._diff(path, loaded, comparisons, expected)
@@ -721,7 +723,33 @@ class _Verifier:
                     names[finding.image_path.lstrip(b"/")] = finding.path
         return _Sources(self._wheel, names)
 
-    def _decide(self, comparisons: Sequence[Comparison]) -> None:
+    def _absent(
+        self, view: View, expected: ExpectedTree, comparisons: Sequence[Comparison]
+    ) -> "list[tuple[Comparison, Absence]]":
+        """Return the roots of which nothing is there, each without its findings.
+
+        Each of the tree's files is missing there; the count says so, and a list of all
+        of them would hide the cause.
+        """
+        found: list[tuple[Comparison, Absence]] = []
+        for comparison in comparisons:
+            if comparison.equal or comparison.counts["matched"]:
+                continue
+            from stackctl.image.nearest import absence
+
+            what = absence(view, comparison, expected.subtree(comparison.root.tree))
+            if what is not None:
+                comparison.findings = [
+                    f for f in comparison.findings if f.status != "missing"
+                ]
+                found.append((comparison, what))
+        return found
+
+    def _decide(
+        self,
+        comparisons: Sequence[Comparison],
+        absent: "Sequence[tuple[Comparison, Absence]]" = (),
+    ) -> None:
         report = self._report
         different = [c for c in comparisons if not c.equal]
         strict = sorted({w.code for w in report.warnings if w.strict})
@@ -731,9 +759,20 @@ class _Verifier:
                 name: sum(c.counts[name] for c in comparisons)
                 for name in ("missing", "modified", "extra")
             }
-            empty = [c for c in different if not c.nodes]
+            if absent:
+                report.reason = {
+                    "code": "root-missing",
+                    "message": "; ".join(what.message for _, what in absent),
+                    "hint": "; ".join(what.hint for _, what in absent),
+                    "roots": [c.root.path for c in different],
+                    "absent": [
+                        {"root": c.root.path, **what.document()} for c, what in absent
+                    ],
+                    **totals,
+                }
+                return
             report.reason = {
-                "code": "root-missing" if empty else "files-differ",
+                "code": "files-differ",
                 "message": ", ".join(
                     f"{number} {name}" for name, number in totals.items() if number
                 )

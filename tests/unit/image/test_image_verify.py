@@ -28,6 +28,7 @@ from images import (
 )
 
 from stackctl.errors import UsageError
+from stackctl.image import bytecode
 from stackctl.image.compare import CHECKOUT, PACKAGE, Root
 from stackctl.image.expectation import ExpectedTree, folder_tree
 from stackctl.image.limits import Limits
@@ -114,11 +115,45 @@ def test_missing_root(shop: Shop) -> None:
     report = shop.ask(Tar().file("etc/x"))
     assert outcome(report) == ("mismatch", 1)
     assert report.reason["code"] == "root-missing"
+    assert report.reason["missing"] == 4
+    assert report.document()["details"] == []
+    assert f"no {PACKAGE_ROOT}; it has /, which holds etc" in str(
+        report.reason["message"]
+    )
+
+
+def test_missing_root_names_where_the_tree_is(shop: Shop) -> None:
+    there = tree_layer(shop.demo.package(), "opt/venv/lib/python3.12/site-packages")
+    other = tree_layer({"demo/unrelated.py": "x"}, "srv")
+    for path in (PACKAGE_ROOT, "/srv/demo"):
+        report = shop.ask(there, other, roots=(Root("demo", path, PACKAGE),))
+        assert report.reason["code"] == "root-missing"
+        place = "/opt/venv/lib/python3.12/site-packages/demo"
+        (absent,) = report.reason["absent"]  # type: ignore[misc]
+        assert absent["candidates"] == [place]
+        assert report.reason["hint"] == f"--root demo={place}"
+    assert "none of the 4 expected files" in str(report.reason["message"])
+
+
+def test_missing_root_beside_another_that_differs(shop: Shop) -> None:
+    roots = (shop.root, Root("demo", "/nowhere/demo", PACKAGE))
+    report = shop.over(Tar().file(f"{SITE}/demo/core.py", "changed"), roots=roots)
+    assert report.reason["code"] == "root-missing"
+    assert [c["root"] for c in report.reason["absent"]] == ["/nowhere/demo"]  # type: ignore[attr-defined]
+    details = report.document()["details"]
+    assert [d["path"] for d in details] == ["demo/core.py"]  # type: ignore[attr-defined]
 
 
 def test_root_that_is_a_file(shop: Shop) -> None:
     report = shop.ask(Tar().file(PACKAGE_ROOT[1:], "x"))
     assert outcome(report) == ("mismatch", 1)
+    assert "is a file in the image" in str(report.reason["message"])
+
+
+def test_empty_root(shop: Shop) -> None:
+    report = shop.ask(Tar().folder(PACKAGE_ROOT[1:]))
+    assert report.reason["code"] == "root-missing"
+    assert "is empty" in str(report.reason["message"])
 
 
 def test_changed_byte(shop: Shop) -> None:
@@ -709,6 +744,36 @@ def test_bytecode_of_something_else(shop: Shop) -> None:
     report = with_bytecode(shop, foreign)
     assert (outcome(report), codes(report)) == (("match", 0), {"bytecode-foreign"})
     assert outcome(with_bytecode(shop, foreign, strict=True)) == ("mismatch", 1)
+
+
+def test_bytecode_compiled_in_another_place(shop: Shop) -> None:
+    """The name of the source is in the bytecode and decides nothing."""
+    for name in ("/build/demo/core.py", "core.py", "/" + "d/" * 200 + "core.py"):
+        code = compile(CORE, name, "exec", dont_inherit=True)
+        data = pyc(CORE)[:16] + marshal.dumps(code)
+        assert codes(with_bytecode(shop, data)) == set()
+        foreign = marshal.dumps(compile(b"VALUE = 7\n", name, "exec"))
+        data = pyc(CORE)[:16] + foreign
+        assert codes(with_bytecode(shop, data)) == {"bytecode-foreign"}
+
+
+def test_recorded_name_is_only_a_guess() -> None:
+    code = compile(CORE, "/a/core.py", "exec")
+    assert bytecode.recorded_name(marshal.dumps(code), "core.py") == "/a/core.py"
+    for body in (b"", b"/core.py", b"\xda\x08/core.p", b"z\x08\xff/core.py"):
+        assert bytecode.recorded_name(body, "core.py") == ""
+
+
+def test_compiling_says_nothing(shop: Shop, capfd: pytest.CaptureFixture[str]) -> None:
+    source = b"VALUE = '\\d'\n"
+    with pytest.warns(
+        SyntaxWarning if sys.version_info >= (3, 12) else DeprecationWarning
+    ):
+        code = compile(source, "x", "exec")
+    assert bytecode.compare_code(bytes(16) + marshal.dumps(code), source, "x", 0) == (
+        bytecode.SAME
+    )
+    assert capfd.readouterr() == ("", "")
 
 
 def test_bytecode_of_another_release(shop: Shop) -> None:

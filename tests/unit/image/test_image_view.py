@@ -19,7 +19,9 @@ def apply(tars: Sequence[bytes]) -> View:
     applier = Applier(view)
     budget = Budget(Limits())
     for tar in tars:
-        applier.apply(scan_layer([tar], budget, Interest(sha256=True), size_hint=0).entries)
+        applier.apply(
+            scan_layer([tar], budget, Interest(sha256=True), size_hint=0).entries
+        )
     return view
 
 
