@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
 from stackctl.gates.evidence import KINDS, UnitKind
+from stackctl.gates.serving.plan import SERVING, ServingPlan
 from stackctl.model.fields import (
     At,
     Choice,
@@ -339,8 +340,9 @@ class Gate:
         default=None,
         metadata=key(Record(ImageCheck), "What to verify, for kind `image`."),
     )
-    serving: Mapping[str, Any] | None = field(
-        default=None, metadata=key(FreeTable(), "For kind `serving`.")
+    serving: ServingPlan | None = field(
+        default=None,
+        metadata=key(SERVING, "What to measure, for kind `serving`."),
     )
     accuracy: Mapping[str, Any] | None = field(
         default=None, metadata=key(FreeTable(), "For kind `accuracy`.")

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts an arm's server from its command template, and ends it again."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from string import Formatter
+from typing import TYPE_CHECKING, Final
+
+from stackctl.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    import httpx
+
+GRACE_S: Final = 30.0
+"""Seconds a server gets to end by itself."""
+
+TAIL: Final = 4000
+"""Bytes of a server's output that are shown when it does not start."""
+
+
+def fill(template: Sequence[str], values: Mapping[str, str | None]) -> list[str]:
+    """Fill a command template.
+
+    Args:
+        template: Arguments with placeholders like `{tree}`; `{{` is a brace.
+        values: What each placeholder stands for, None where the caller gave nothing.
+
+    Returns:
+        The command.
+
+    Raises:
+        UsageError: A placeholder has no value.
+    """
+    filled = []
+    for argument in template:
+        for _, name, _, _ in Formatter().parse(argument):
+            if name is not None and values.get(name) is None:
+                raise UsageError(
+                    f"the server command needs {{{name}}}, which was not given",
+                    hint=f"give it with --{name}",
+                )
+        filled.append(argument.format_map({k: v or "" for k, v in values.items()}))
+    return filled
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """A started server.
+
+    Attributes:
+        port: Where it listens.
+        log: File with its output.
+    """
+
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", port: int, log: Path
+    ) -> None:
+        self.port = port
+        self.log = log
+        self._process = process
+
+    @property
+    def exited(self) -> int | None:
+        """Exit code, None while it runs."""
+        return self._process.poll()
+
+    def tail(self) -> str:
+        """Return the end of its output."""
+        data = self.log.read_bytes()[-TAIL:]
+        return data.decode("utf-8", "replace")
+
+
+@contextmanager
+def started(
+    template: Sequence[str], values: Mapping[str, str | None], folder: Path
+) -> Iterator[Server]:
+    """Start a server and end it at the end, with all its processes.
+
+    Args:
+        template: Its command.
+        values: Of the placeholders but `{port}`.
+        folder: Where `server.log` goes.
+
+    Yields:
+        The server; it may not be ready yet.
+    """
+    port = free_port()
+    command = fill(template, {**values, "port": str(port)})
+    log = folder / "server.log"
+    keeper = [sys.executable, "-m", "stackctl.gates.serving.keeper", str(GRACE_S)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*keeper, *command],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    assert process.stdin is not None
+    try:
+        yield Server(process, port, log)
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+async def ready(
+    client: "httpx.AsyncClient", url: str, limit_s: float, server: Server | None
+) -> None:
+    """Wait until a server answers.
+
+    Args:
+        client: Connections to it.
+        url: Address that answers 200 once it is ready.
+        limit_s: Seconds to wait.
+        server: The server where we started it: it may end before it is ready.
+
+    Raises:
+        InputError: It ended, or the time is over.
+    """
+    import httpx
+
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s
+    last = "no connection"
+    while True:
+        if server is not None and (code := server.exited) is not None:
+            raise InputError(
+                f"the server ended with exit code {code} before it was ready",
+                kind="server-ended",
+                hint=f"its output is in {server.log}:\n{server.tail()}",
+            )
+        try:
+            response = await client.get(url, timeout=10.0)
+            if response.status_code == 200:
+                return
+            last = f"HTTP status {response.status_code}"
+        except httpx.HTTPError as error:
+            last = type(error).__name__
+        if loop.time() >= end:
+            raise InputError(
+                f"the server was not ready within {limit_s:g} s ({last})",
+                kind="server-not-ready",
+                hint="raise `ready_seconds`, or look at the server's output",
+            )
+        await asyncio.sleep(0.2)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One unit of a serving gate: one start of one arm's server, all its cells."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from stackctl.errors import InputError, UsageError
+from stackctl.fsutil import write_atomic
+from stackctl.gates.serving.cells import Bench, BusyError
+from stackctl.gates.serving.client import (
+    Limits,
+    check_base_url,
+    connect,
+    need_http,
+    served_model,
+)
+from stackctl.gates.serving.metrics import Metrics
+from stackctl.gates.serving.plan import ServingPlan
+from stackctl.gates.serving.server import Server, ready, started
+from stackctl.progress import SILENT, Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a unit's answers come from.
+
+    Attributes:
+        base_url: Address of a running server up to and with `/v1`; None to start one.
+        served_model: Its name for the model; None to ask the server.
+        values: Values of the placeholders of the server command.
+        unit: Number of the unit in the schedule.
+        block: Block of the schedule: arms of one block get the same prompts.
+        folder: Where the server's output and the raw samples go.
+    """
+
+    base_url: str | None = None
+    served_model: str | None = None
+    values: Mapping[str, str | None] = field(default_factory=dict)
+    unit: int = 0
+    block: int = 0
+    folder: Path = field(default_factory=Path)
+
+
+def root_of(base_url: str) -> str:
+    """Return the server's root for a base URL, where its metrics are."""
+    parts = urlsplit(base_url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def stop(verdict: str, reason: str) -> dict[str, Any]:
+    """Return the answer of a unit that could not or may not measure."""
+    return {"schema": 1, "stop": {"verdict": verdict, "reason": reason}}
+
+
+def open_server(
+    stack: ExitStack, server: tuple[str, ...], target: Target
+) -> tuple[str, Server | None]:
+    """Return the base URL of the server to ask, and the server if it was started.
+
+    Args:
+        stack: Ends the server.
+        server: Command template, empty where none is to be started.
+        target: What the caller gave.
+
+    Raises:
+        UsageError: Neither a command nor a URL, or a bad one.
+    """
+    if target.base_url is not None:
+        return check_base_url(target.base_url), None
+    if not server:
+        raise UsageError(
+            "the gate starts no server itself",
+            hint="name a running one with --base-url, or give the gate a `server` "
+            "command",
+        )
+    process = stack.enter_context(started(server, target.values, target.folder))
+    return f"http://127.0.0.1:{process.port}/v1", process
+
+
+def measure(
+    plan: ServingPlan, target: Target, progress: Progress = SILENT
+) -> dict[str, Any]:
+    """Measure one start of one arm.
+
+    Args:
+        plan: The gate's plan.
+        target: Where the answers come from.
+        progress: Told which cell is measured.
+
+    Returns:
+        The unit's answer: samples per cell, or why there are none.
+
+    Raises:
+        UsageError: A package, option or placeholder is missing.
+    """
+    need_http()
+    target.folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        base_url, server = open_server(stack, plan.server, target)
+        try:
+            return asyncio.run(_measure(plan, target, base_url, server, progress))
+        except BusyError as error:
+            return stop("invalid", f"busy server: {error}")
+        except InputError as error:
+            # A server that does not come up says nothing about its speed.
+            if error.hint:
+                progress.note(error.hint)
+            return stop("invalid", error.message)
+
+
+async def _measure(
+    plan: ServingPlan,
+    target: Target,
+    base_url: str,
+    server: Server | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    limits = Limits(first_token_s=plan.first_token_seconds)
+    root = root_of(base_url)
+    # A server that was not started for this unit may still hold the prompts of the
+    # block's other units in its prefix cache.
+    again = () if server is not None else ("unit", target.unit)
+    key = (plan.seed, "block", target.block, *again)
+    cells: dict[str, Any] = {}
+    raw: dict[str, str] = {}
+    async with connect(base_url, limits) as client:
+        await ready(client, root + plan.ready_path, plan.ready_seconds, server)
+        model = target.served_model or await served_model(client, limits)
+    for n, cell in enumerate(plan.cells):
+        progress.update(f"cell {cell.name}", n, len(plan.cells))
+        # Fresh connections: a server may close those that rested.
+        async with connect(base_url, limits) as client:
+            metrics = (
+                None
+                if plan.metrics == "none"
+                else Metrics(client, root + plan.metrics_path, plan.metrics)
+            )
+            bench = Bench(client, plan, model, metrics, key)
+            if metrics is not None and n == 0 and await metrics.scrape() is None:
+                return stop(
+                    "invalid",
+                    f"the server has no {plan.metrics} metrics; set `metrics`",
+                )
+            await bench.rest()
+            measured = await bench.measure(cell)
+        cells[cell.name] = measured.samples
+        raw[cell.name] = keep(target.folder, cell.name, measured.raw)
+        if server is not None and server.exited is not None:
+            return stop("invalid", f"the server ended during cell {cell.name}")
+    return {
+        "schema": 1,
+        "samples": {"cells": cells},
+        "notes": notes(cells),
+        "extra": {"raw": raw, "prompts": "same" if not again else "fresh"},
+    }
+
+
+def notes(cells: Mapping[str, Any]) -> list[str]:
+    """Return what a person should know about a unit's cells, one line a problem."""
+    return [
+        f"{name}: {problem['code']}: {problem['text']}"
+        for name, cell in cells.items()
+        for problem in cell["problems"]
+    ]
+
+
+def keep(folder: Path, name: str, raw: list[dict[str, Any]]) -> str:
+    """Write a cell's raw samples and return their SHA-256.
+
+    Args:
+        folder: Where to.
+        name: The cell.
+        raw: One entry per request.
+    """
+    lines = [json.dumps(entry, sort_keys=True, separators=(",", ":")) for entry in raw]
+    data = "".join(line + "\n" for line in lines).encode()
+    write_atomic(folder / f"raw-{name.replace('/', '-')}.jsonl", data)
+    return hashlib.sha256(data).hexdigest()

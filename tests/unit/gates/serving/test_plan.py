@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import pytest
+
+from stackctl.errors import InputError
+from stackctl.gates.model import load_gate
+
+GOOD = """\
+schema = 1
+kind = "serving"
+title = "t"
+[serving]
+{keys}
+[[serving.cell]]
+concurrency = 2
+context = 100
+output = 10
+{cell}
+"""
+
+
+def load(folder: Path, keys: str = "", cell: str = "requests = 4", more: str = ""):
+    path = folder / "serving-x.toml"
+    path.write_text(GOOD.format(keys=keys, cell=cell) + more)
+    return load_gate(path)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    plan = load(tmp_path).serving
+    assert plan is not None
+    assert plan.cells[0].name == "c2/ctx100"
+    assert (plan.metrics, plan.loops, plan.server) == ("vllm", "refuse", ())
+
+
+@pytest.mark.parametrize(
+    ("keys", "cell", "words"),
+    [
+        ("", "", "exactly one of `requests`, `seconds`"),
+        ("", "requests = 4\nseconds = 3", "exactly one of `requests`, `seconds`"),
+        ("", "requests = 1", "less than the concurrency 2"),
+        ('prompt = "token-ids"', "requests = 4", "need `vocabulary`"),
+        (
+            'prompt = "token-ids"\nvocabulary = 500\napi = "chat"',
+            "requests = 4",
+            "takes no token ids",
+        ),
+        ('server = ["{pyton}", "{port}"]', "requests = 4", "unknown placeholder"),
+        ('server = ["{port", "{port}"]', "requests = 4", "a brace itself"),
+        ('server = ["vllm"]', "requests = 4", "does not use {port}"),
+        ("body = { max_tokens = 3 }", "requests = 4", "may not set `max_tokens`"),
+        ("stall_second = 3", "requests = 4", "stall_seconds"),
+        ('metrics = "vlm"', "requests = 4", "vllm"),
+        ("temperature = nan", "requests = 4", "temperature"),
+    ],
+)
+def test_faults_are_named(tmp_path: Path, keys: str, cell: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, keys, cell)
+    assert words in caught.value.message
+    assert caught.value.where["line"]
+
+
+def test_two_cells_of_one_name(tmp_path: Path) -> None:
+    more = "[[serving.cell]]\nconcurrency = 2\ncontext = 100\noutput = 5\nseconds = 1\n"
+    with pytest.raises(InputError, match="c2/ctx100"):
+        load(tmp_path, more=more)
