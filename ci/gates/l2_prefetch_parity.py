@@ -30,8 +30,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
-import l2_common  # noqa: E402
-import tiny_glm  # noqa: E402
+import l2_common
+import tiny_glm
 
 GATE = "l2_prefetch_parity"
 PREFIX = "VLLM_GLM53_L2_PREFETCH"

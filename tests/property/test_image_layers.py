@@ -71,7 +71,9 @@ def ours(tars: list[bytes]) -> tuple[Tree, View]:
     applier = Applier(view)
     budget = Budget(Limits())
     for tar in tars:
-        applier.apply(scan_layer([tar], budget, Interest(sha256=True), size_hint=0).entries)
+        applier.apply(
+            scan_layer([tar], budget, Interest(sha256=True), size_hint=0).entries
+        )
     tree: Tree = {}
     for path, node in view.walk(view.root):
         if node.kind == "f":

@@ -56,7 +56,9 @@ def ours(tars: list[bytes]) -> Tree:
     applier = Applier(view)
     budget = Budget(Limits())
     for tar in tars:
-        applier.apply(scan_layer([tar], budget, Interest(sha256=True), size_hint=0).entries)
+        applier.apply(
+            scan_layer([tar], budget, Interest(sha256=True), size_hint=0).entries
+        )
     tree: Tree = {}
     for path, node in view.walk(view.root):
         if node.kind == "f" and node.sha256 is not None:
