@@ -105,7 +105,9 @@ def work_folders(store: Store, parent: Path, count: int) -> Iterator[list[WorkFo
             path.mkdir()
             path.chmod(0o755)
             # A store is used by one thread at a time.
-            folders.append(WorkFolder(Store(store.git_dir), path))
+            work = WorkFolder(Store(store.git_dir), path)
+            stack.callback(work.close)
+            folders.append(work)
         yield folders
 
 

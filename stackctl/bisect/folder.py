@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from stackctl.bisect.inotify import Touched
 from stackctl.cache import disk_error
 from stackctl.compose.materialise import check_path, write_file, write_tree
 from stackctl.errors import InputError
@@ -82,8 +83,11 @@ class WorkFolder:
         self._root = os.fsencode(path)
         self._entries: dict[bytes, Entry] = {}
         self._known: dict[bytes, _Seen] = {}
-        self._folders: dict[bytes, int] = {}
+        # Files below each folder, at any depth; the root stays without any.
+        self._folders: dict[bytes, int] = {b"": 0}
+        self._new_folders: set[bytes] = set()
         self._handed_over = 0
+        self._touched: Touched | None = None
 
     def switch(self, tree: TreeId, progress: Progress = SILENT) -> Switched:
         """Make the folder hold exactly a tree.
@@ -110,9 +114,30 @@ class WorkFolder:
         except OSError as error:
             raise disk_error(error, self.path) from error
         self.tree = tree
+        self._begin_to_watch()
         # Files that are as young as this may change without leaving a trace.
         self._handed_over = time.time_ns()
         return Switched(first, *counts, time.perf_counter_ns() - started)
+
+    def close(self) -> None:
+        """Let go of what the kernel holds for this folder."""
+        if self._touched is not None:
+            self._touched.close()
+            self._touched = None
+
+    def _begin_to_watch(self) -> None:
+        """Have the kernel tell from now on what is touched."""
+        try:
+            if self._touched is None:
+                self._touched = Touched(self._root)
+                self._touched.watch(self._folders)
+            else:
+                self._touched.watch(self._new_folders)
+                self._touched.forget()
+        except OSError:
+            # Then every file is looked at.
+            self.close()
+        self._new_folders.clear()
 
     def _start_again(self) -> None:
         """Make the folder anew, where the command removed even that."""
@@ -121,8 +146,9 @@ class WorkFolder:
         os.mkdir(self._root, 0o755)
         os.chmod(self._root, 0o755)
         self.tree = None
+        self.close()
         self._known.clear()
-        self._folders.clear()
+        self._folders = {b"": 0}
 
     def _write_all(self, tree: TreeId, progress: Progress) -> int:
         self._entries = {
@@ -160,6 +186,36 @@ class WorkFolder:
 
     def _look(self) -> tuple[list[bytes], list[bytes]]:
         """Return what does not belong here, and what is not as we wrote it."""
+        touched = self._touched.names() if self._touched is not None else None
+        if touched is None:
+            self.close()
+            return self._look_at_all()
+        strange: list[bytes] = []
+        changed: list[bytes] = []
+        for path in sorted(touched):
+            full = self._root + b"/" + path if path else self._root
+            if path in self._folders:
+                if not os.path.isdir(full) or os.path.islink(full):
+                    # Gone without a word: then nothing else can be believed either.
+                    self.close()
+                    return self._look_at_all()
+                if stat.S_IMODE(os.lstat(full).st_mode) != 0o755:
+                    os.chmod(full, 0o755)
+            elif path in self._known:
+                changed.append(path)
+            elif os.path.lexists(full):
+                strange.append(path)
+        return strange, [path for path in changed if self._is_changed(path)]
+
+    def _is_changed(self, path: bytes) -> bool:
+        try:
+            now = _seen(os.lstat(self._root + b"/" + path))
+        except FileNotFoundError:
+            return True
+        return now != self._known[path] or self._differs(path, now)
+
+    def _look_at_all(self) -> tuple[list[bytes], list[bytes]]:
+        """Return the same by a look at every file."""
         strange: list[bytes] = []
         changed: list[bytes] = []
         found = 0
@@ -231,6 +287,7 @@ class WorkFolder:
             self._folders[folder] -= 1
             if folder and not self._folders[folder]:
                 del self._folders[folder]
+                self._new_folders.discard(folder)
                 with contextlib.suppress(FileNotFoundError):
                     os.rmdir(self._root + b"/" + folder)
 
@@ -250,6 +307,7 @@ class WorkFolder:
         self._make_folders(folder.rpartition(b"/")[0])
         os.mkdir(target, 0o700)
         os.chmod(target, 0o755)
+        self._new_folders.add(folder)
 
     def _note(self, path: bytes) -> None:
         self._known[path] = _seen(os.lstat(self._root + b"/" + path))

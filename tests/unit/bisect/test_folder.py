@@ -3,7 +3,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -60,9 +60,19 @@ class Trees:
         assert all(any(p.iterdir()) for p in folders), "no empty folder stays"
 
 
-@pytest.fixture
-def trees(tmp_path: Path) -> Trees:
-    return Trees(tmp_path)
+@pytest.fixture(params=["told by the kernel", "by looking"])
+def trees(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Trees]:
+    if request.param == "by looking":
+
+        def none(_root: bytes) -> None:
+            raise OSError("no watches")
+
+        monkeypatch.setattr("stackctl.bisect.folder.Touched", none)
+    made = Trees(tmp_path)
+    yield made
+    made.work.close()
 
 
 def test_only_what_differs_is_written(trees: Trees) -> None:
@@ -172,7 +182,7 @@ def _possible(files: dict[str, str]) -> dict[str, str]:
 
 
 @given(rows=st.lists(st.tuples(_TREE, _TREE), min_size=1, max_size=5))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_tree_follows_any_other(
     rows: list[tuple[dict[str, str], dict[str, str]]],
     tmp_path_factory: pytest.TempPathFactory,
@@ -189,3 +199,4 @@ def test_any_tree_follows_any_other(
                 path.write_text(data)
             except OSError:
                 continue
+    trees.work.close()
