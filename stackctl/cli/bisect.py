@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = (
     "Examples: stackctl bisect --run 'python -m pytest -q tests/test_x.py'; "
-    'stackctl bisect --run "$PWD/check.sh" --good prefetch --workers 2 --keep'
+    'stackctl bisect --run "$PWD/check.sh" --good prefetch --workers 2 --keep; '
+    'stackctl bisect --run "$PWD/check.sh" --subsets'
 )
 EXPORT_EXAMPLE = "Example: stackctl bisect export --into ../vllm"
 
@@ -176,6 +177,14 @@ def register(app: typer.Typer) -> None:
                 help="Keep the log here; what it tells already is not run again.",
             ),
         ] = None,
+        subsets: Annotated[
+            bool,
+            typer.Option(
+                "--subsets",
+                help="Search subsets of the sets instead of prefixes: the smallest bad "
+                "set, or sets that are bad only together.",
+            ),
+        ] = False,
         restart: Annotated[
             bool,
             typer.Option("--restart", help="Forget what an interrupted run learned."),
@@ -195,6 +204,7 @@ def register(app: typer.Typer) -> None:
         """
         from stackctl.bisect.driver import UNWATCHED
         from stackctl.bisect.search import Options, find_patch, prepare
+        from stackctl.bisect.sets import find_set
 
         evaluator = _evaluator(run, gate, timeout)
         kept = (keep_in or Path()) if keep or keep_in else None
@@ -212,7 +222,8 @@ def register(app: typer.Typer) -> None:
             session.series, session.cache, session.offline, session.progress
         )
         with _watch(session, workers, run or gate or "") as watch:
-            report = find_patch(
+            find = find_set if subsets else find_patch
+            report = find(
                 ground,
                 evaluator,
                 options,
