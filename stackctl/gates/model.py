@@ -59,8 +59,9 @@ _WORDS = Text("a text", r"[^\x00-\x08\x0b-\x1f\x7f]+")
 _ARGUMENT = Text("a text of one line", r"[^\x00-\x1f\x7f]+")
 _SETS = r"[a-z0-9-]+(?:,[a-z0-9-]+)*"
 _DEFINITION = Text(
-    "`base`, `composed`, `only:SET`, `without:SET`, `upto:SET` or `external`",
-    rf"base|composed|external|(?:only|without):{_SETS}|upto:[a-z0-9-]+",
+    "`base`, `composed`, `only:SET`, `without:SET`, `upto:SET`, `tree:ID`, `external`",
+    rf"base|composed|external|(?:only|without):{_SETS}|upto:[a-z0-9-]+"
+    r"|tree:[0-9a-f]{40}",
 )
 _VARIABLE = Text(
     "a name of an environment variable", r"(?!STACKCTL_)[A-Za-z_][A-Za-z0-9_]*"
@@ -288,7 +289,8 @@ class Gate:
         default=(),
         metadata=key(
             Many(_ARGUMENT, unique=None),
-            "Its arguments, with `{tree:ARM}`, `{python}`, `{site}`, `{project}`, "
+            "Its arguments, with `{tree:ARM}` (an arm's tree), `{site:ARM}` (the same "
+            "as an importable installation), `{python}`, `{site}`, `{project}`, "
             "`{model}`, `{base-url}` and `{scratch}`.",
             example='["{tree:base}", "{tree:on}"]',
         ),
@@ -372,7 +374,7 @@ class Gate:
 
 _PLACEHOLDER = re.compile(r"\{([a-z0-9:-]*)\}")
 PLACEHOLDERS: Final = ("python", "site", "project", "model", "base-url", "scratch")
-"""Names in braces that arguments may use, beside `{tree:ARM}`."""
+"""Names in braces that arguments may use, beside `{tree:ARM}` and `{site:ARM}`."""
 
 
 def placeholders(text: str) -> list[str]:
@@ -403,13 +405,13 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
     for name in ("arguments", "pythonpath"):
         for n, text in enumerate(values.get(name, ())):
             for found in placeholders(text):
-                arm = found.removeprefix("tree:")
+                arm = found.removeprefix("tree:").removeprefix("site:")
                 if arm != found and arm not in arms:
                     (at / name / n).problem(
                         f"{show(text)} names no arm{nearest(arm, sorted(arms))}"
                     )
                 elif arm == found and found not in PLACEHOLDERS:
-                    known = [*PLACEHOLDERS, "tree:ARM"]
+                    known = [*PLACEHOLDERS, "tree:ARM", "site:ARM"]
                     (at / name / n).problem(
                         f"unknown placeholder `{{{found}}}`{nearest(found, known)}"
                     )

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each kind of gate runs in a unit, and how the unit's answer is read."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from stackctl.gates.arms import ArmFolder
+from stackctl.gates.evidence import Slot
+from stackctl.gates.here import Here
+from stackctl.gates.model import Gate
+
+MAX_ANSWER: Final = 64 << 20
+"""Largest answer of a unit that is read, bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one unit runs.
+
+    Attributes:
+        gate: The gate.
+        slot: Its slot of the schedule.
+        seed: Seed of the schedule.
+        arms: The arms of the slot, in the slot's order.
+        project: Project folder.
+        scratch: The unit's own folder; what it writes there is kept.
+        here: What the user named.
+        tests: Test files of a set, where the gate names one.
+    """
+
+    gate: Gate
+    slot: Slot
+    seed: int
+    arms: Mapping[str, ArmFolder]
+    project: Path
+    scratch: Path
+    here: Here
+    tests: tuple[str, ...] = ()
+
+    @property
+    def answer_file(self) -> Path:
+        """Where the unit may write its answer."""
+        return self.scratch / "answer.json"
+
+    def fill(self, text: str) -> str:
+        """Return an argument with its placeholders filled in."""
+        values = {
+            "python": self.here.python,
+            "project": str(self.project),
+            "scratch": str(self.scratch),
+            "site": "",
+            "model": "",
+            "base-url": "",
+            **self.here.named,
+        }
+        for name, arm in self.arms.items():
+            values[f"tree:{name}"] = str(arm.files or "")
+            values[f"site:{name}"] = str(arm.site or "")
+        for name, value in values.items():
+            text = text.replace("{" + name + "}", value)
+        return text
+
+
+class BadAnswer(Exception):  # noqa: N818 - it becomes a unit's problem, in words
+    """The unit's answer cannot be used; the message says why."""
+
+
+class Kind(Protocol):
+    """What a kind of gate knows of its units."""
+
+    def command(self, place: Place) -> list[str]:
+        """Return the program and arguments of a unit."""
+
+    def environment(self, place: Place) -> dict[str, str]:
+        """Return what a unit of this kind sees beside the common environment."""
+
+    def answer(self, place: Place, code: int | None, stdout: bytes) -> dict[str, Any]:
+        """Return the unit's answer.
+
+        Args:
+            place: Where it ran.
+            code: Exit code.
+            stdout: What it printed.
+
+        Raises:
+            BadAnswer: It gave none that can be used.
+        """
+
+
+def kind_of(gate: Gate) -> Kind:
+    """Return what is known of a gate's kind."""
+    if gate.kind == "tests":
+        from stackctl.gates.kinds import tests
+
+        return tests.TESTS
+    if gate.kind == "image":
+        from stackctl.gates.kinds import image
+
+        return image.IMAGE
+    if gate.kind in ("serving", "accuracy"):
+        from stackctl.gates.kinds import served
+
+        return served.SERVED
+    from stackctl.gates.kinds import script
+
+    return script.SCRIPT
+
+
+def parse_json(data: bytes, what: str) -> Any:
+    """Parse JSON as strictly as a receipt needs it.
+
+    Args:
+        data: The text.
+        what: What it is, for the message.
+
+    Raises:
+        BadAnswer: It is not JSON, has a key twice, or a number that is none.
+    """
+
+    def refuse(text: str) -> float:
+        raise BadAnswer(f"{what} holds the number {text}")
+
+    def finite(text: str) -> float:
+        value = float(text)
+        return value if abs(value) != float("inf") else refuse(text)
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) != len(items):
+            raise BadAnswer(f"{what} has a key twice")
+        return found
+
+    try:
+        return json.loads(
+            data, parse_constant=refuse, parse_float=finite, object_pairs_hook=pairs
+        )
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", "") or type(error).__name__
+        raise BadAnswer(f"{what} is not JSON: {reason}") from None
+
+
+def given_answer(place: Place, stdout: bytes) -> dict[str, Any]:
+    """Return the answer that a unit wrote to its file, else to its last line.
+
+    Raises:
+        BadAnswer: There is none, there are two, or it is not of the protocol.
+    """
+    path = place.answer_file
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        descriptor = -1
+    except OSError as error:
+        raise BadAnswer(f"its answer cannot be read: {error.strerror}") from None
+    if descriptor >= 0:
+        with os.fdopen(descriptor, "rb") as file:
+            data = file.read(MAX_ANSWER + 1)
+        document = parse_json(data[: MAX_ANSWER + 1], "its answer")
+    else:
+        lines = [line for line in stdout.splitlines() if line.strip()]
+        if not lines:
+            raise BadAnswer("it printed nothing")
+        document = parse_json(lines[-1], "its last line")
+        if any(_is_answer(line) for line in lines[:-1]):
+            raise BadAnswer("it printed two answers")
+    return check_answer(place.gate, document)
+
+
+def _is_answer(line: bytes) -> bool:
+    if not line.lstrip().startswith(b"{"):
+        return False
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and ("samples" in found or "stop" in found)
+
+
+def check_answer(gate: Gate, document: object) -> dict[str, Any]:
+    """Check a unit's answer against the protocol.
+
+    Args:
+        gate: The gate.
+        document: The parsed answer.
+
+    Returns:
+        The same.
+
+    Raises:
+        BadAnswer: It breaks the protocol; the message names the place.
+    """
+    from stackctl.gates.kinds.shape import check
+
+    return check(gate.kind, document)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kind image: `verify-image` of a release, in a process of its own."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from stackctl.gates.kinds import BadAnswer, Place, parse_json
+from stackctl.gates.kinds.shape import SCHEMA, check
+
+PACKAGE_ROOT: Final = Path(__file__).resolve().parents[3]
+"""Folder that holds the package `stackctl`."""
+
+
+class Image:
+    """What is known of units that verify an image."""
+
+    def command(self, place: Place) -> list[str]:
+        """Return the program and arguments of a unit."""
+        spec = place.gate.image
+        reference = [] if spec is None or spec.ref is None else [place.fill(spec.ref)]
+        options = [] if spec is None else list(map(place.fill, spec.options))
+        return [
+            sys.executable,
+            "-m",
+            "stackctl",
+            "verify-image",
+            *reference,
+            "--json",
+            "-C",
+            str(place.project),
+            *options,
+        ]
+
+    def environment(self, place: Place) -> dict[str, str]:
+        """Return what a unit of this kind sees beside the common environment."""
+        from stackctl.cache import default_cache_folder
+
+        paths = [str(PACKAGE_ROOT), *filter(None, sys.path)]
+        return {
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            "STACKCTL_CACHE_DIR": str(default_cache_folder()),
+        }
+
+    def answer(self, place: Place, code: int | None, stdout: bytes) -> dict[str, Any]:
+        """Return the unit's answer: the document of `verify-image`.
+
+        Raises:
+            BadAnswer: It gave none.
+        """
+        document = parse_json(stdout, "its output")
+        if isinstance(document, dict) and isinstance(document.get("error"), dict):
+            raise BadAnswer(f"verify-image: {document['error'].get('message')}")
+        return check("image", {"schema": SCHEMA, "samples": document})
+
+
+IMAGE: Final = Image()
