@@ -16,6 +16,8 @@ from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
 from stackctl.gates.evidence import KINDS, UnitKind
 from stackctl.gates.serving.plan import SERVING, ServingPlan
+from stackctl.gates.rule.model import CLAIM, RULE, Claim, Rule
+from stackctl.gates.rule.model import problems as rule_problems
 from stackctl.model.fields import (
     At,
     Choice,
@@ -355,14 +357,15 @@ class Gate:
     limits: Limits = field(
         default=Limits(), metadata=key(Record(Limits), "When a unit is ended.")
     )
-    rule: Mapping[str, Any] = field(
-        default_factory=dict,
-        metadata=key(FreeTable(), "How the verdict follows (docs/decision-rule.md)."),
+    rule: Rule = field(
+        metadata=key(RULE, "How the verdict follows (docs/decision-rule.md)."),
     )
-    claims: tuple[Mapping[str, Any], ...] = field(
+    claims: tuple[Claim, ...] = field(
         default=(),
         metadata=key(
-            Many(FreeTable()), "What has to hold, each with its margin.", name="claim"
+            Many(CLAIM, unique="name"),
+            "What has to hold, each with its margin.",
+            name="claim",
         ),
     )
 
@@ -401,7 +404,21 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
                     f'`{name}` does not go with kind "{kind}": its rule makes the '
                     "schedule, and a timed unit runs alone"
                 )
+    claims_read = "claims" in values or "claim" not in table
+    if kind is not None and "rule" in values and claims_read:
+        for text in rule_problems(kind, values["rule"], values.get("claims", ())):
+            (at / "rule").problem(text)
     arms = values.get("arms", {"on": None})
+    for n, claim in enumerate(values.get("claims", ())):
+        for name in ("arm", "against"):
+            arm = getattr(claim, name)
+            if arm and arm not in arms:
+                (at / "claim" / n / name).problem(
+                    f"{at / 'claim' / n} names no arm with `{name}` = {show(arm)}"
+                    f"{nearest(arm, sorted(arms))}"
+                )
+    if kind in ("tests", "image") and len(arms) != 1:
+        (at / "arms").problem(f'kind "{kind}" has one arm; found {len(arms)}')
     for name in ("arguments", "pythonpath"):
         for n, text in enumerate(values.get(name, ())):
             for found in placeholders(text):
