@@ -8,10 +8,20 @@ import typer
 
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome, table
+from stackctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from stackctl.gates.here import Here
+    from collections.abc import Iterable, Mapping
 
+    from stackctl.gates import run as running
+    from stackctl.gates.here import Here
+    from stackctl.gates.model import ArmSpec
+
+RUN_EXAMPLE = (
+    "Examples: stackctl gate run kpool-parity-cpu; "
+    "stackctl gate run kpool-speed --python /opt/venv/bin/python --json; "
+    "stackctl gate run kpool-parity --arm on=only:parallel-prefill"
+)
 LIST_EXAMPLE = "Examples: stackctl gate list; stackctl gate list --json"
 
 PythonOption = Annotated[
@@ -40,6 +50,46 @@ GpuOption = Annotated[
     str | None,
     typer.Option(metavar="UUID|NUMBER", help="GPU to use; by default the first."),
 ]
+
+
+ArmOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=TREE",
+        help="Another tree for an arm: base, composed, only:SET, without:SET, "
+        "upto:SET (several times).",
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=2**32 - 1,
+        help="Seed of the schedule and of random inputs; drawn, and recorded, by "
+        "default.",
+    ),
+]
+FreshOption = Annotated[
+    bool,
+    typer.Option("--fresh", help="Do not take up an interrupted run."),
+]
+
+VERDICT_CODES = {
+    "qualified": ExitCode.OK,
+    "rejected": ExitCode.NO,
+    "insufficient-evidence": ExitCode.INSUFFICIENT,
+    "not-tested": ExitCode.NOT_TESTED,
+    "invalid": ExitCode.INVALID,
+    None: ExitCode.NOT_TESTED,
+}
+
+
+def verdict_code(verdicts: "Iterable[str | None]") -> int:
+    """Return the exit code of the worst verdict."""
+    order = ("invalid", "rejected", "insufficient-evidence", "not-tested", None)
+    found = set(verdicts)
+    worst = next((verdict for verdict in order if verdict in found), "qualified")
+    return VERDICT_CODES[worst]
 
 
 def here_of(
@@ -124,6 +174,51 @@ def register(app: typer.Typer) -> None:
             )
         return Outcome({"gates": entries}, lambda: _listing(entries))
 
+    @command(gate, "run", epilog=RUN_EXAMPLE)
+    def gate_run(
+        session: Session,
+        gates: Annotated[
+            list[str], typer.Argument(metavar="GATE...", help="Gates to run.")
+        ],
+        arm: ArmOption = None,
+        python: PythonOption = None,
+        site: SiteOption = None,
+        model: ModelOption = None,
+        base_url: BaseUrlOption = None,
+        gpu: GpuOption = None,
+        seed: SeedOption = None,
+        fresh: FreshOption = False,
+    ) -> Outcome:
+        """Run gates in the composed trees of their arms and write their receipts.
+
+        A run that was interrupted, also by kill -9, is taken up again: a finished unit
+        is not repeated, unless something it depends on has changed. Output is kept
+        below .stackctl/gates. Exits with the worst verdict: 0 qualified, 1 rejected, 7
+        insufficient evidence, 8 not tested, 9 invalid.
+        """
+        from stackctl.gates.arms import ComposedTrees
+        from stackctl.gates.model import find_gate, load_gates
+        from stackctl.gates.run import Engine
+
+        known = load_gates(session.project)
+        wanted = [find_gate(known, name) for name in dict.fromkeys(gates)]
+        changes = _arm_changes(arm)
+        here = here_of(python, site, model, base_url, gpu)
+        trees = ComposedTrees(
+            session.series, session.cache, session.offline, session.progress
+        )
+        outcomes = []
+        with Engine(session.project, trees, here, progress=session.progress) as engine:
+            for each in wanted:
+                specs = _with_changes(each.arms, changes, each.name)
+                outcomes.append(engine.run(each, specs, seed=seed, fresh=fresh))
+        documents = [outcome.document(session.project) for outcome in outcomes]
+        return Outcome(
+            documents[0] if len(documents) == 1 else documents,
+            lambda: [line for each in outcomes for line in _report(each, session)],
+            verdict_code(outcome.verdict for outcome in outcomes),
+        )
+
 
 def _listing(entries: list[dict[str, Any]]) -> list[str]:
     def names(entry: dict[str, Any]) -> str:
@@ -142,3 +237,43 @@ def _listing(entries: list[dict[str, Any]]) -> list[str]:
     ]
     lines = table(["gate", "kind", "sets (advisory)", "can run here"], rows)
     return lines if rows else ["no gates: there is no ci/gates/NAME.toml"]
+
+
+def _arm_changes(options: list[str] | None) -> dict[str, str]:
+    changes = {}
+    for option in options or ():
+        name, equals, tree = option.partition("=")
+        if not equals or not name or not tree:
+            raise UsageError(
+                f"--arm {option}: expected NAME=TREE",
+                hint="like --arm on=only:prefetch",
+            )
+        changes[name] = tree
+    return changes
+
+
+def _with_changes(
+    specs: "Mapping[str, ArmSpec]", changes: "Mapping[str, str]", gate: str
+) -> "dict[str, ArmSpec]":
+    from dataclasses import replace
+
+    for name in changes:
+        if name not in specs:
+            known = ", ".join(specs)
+            raise UsageError(f"the gate {gate} has no arm `{name}`; it has {known}")
+    return {
+        name: replace(spec, tree=changes[name]) if name in changes else spec
+        for name, spec in specs.items()
+    }
+
+
+def _report(outcome: "running.Outcome", session: Session) -> list[str]:
+    lines = [f"{outcome.gate}: {outcome.verdict or 'not decided'}"]
+    lines += [f"  {reason}" for reason in outcome.reasons]
+    lines += [f"  {text}" for text in outcome.problems if text not in outcome.reasons]
+    lines += [f"  (limitation) {text}" for text in outcome.limitations]
+    document = outcome.document(session.project)
+    for name in ("receipt", "output"):
+        if document[name]:
+            lines.append(f"  {name}: {document[name]}")
+    return lines

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
 from stackctl.gates.evidence import KINDS, UnitKind
-from stackctl.gates.serving.plan import SERVING, ServingPlan
-from stackctl.gates.rule.model import CLAIM, RULE, Claim, Rule
+from stackctl.gates.rule.model import CLAIM, RULE, STATISTICS, Claim, Rule
 from stackctl.gates.rule.model import problems as rule_problems
+from stackctl.gates.serving.plan import SERVING, ServingPlan
 from stackctl.model.fields import (
     At,
     Choice,
@@ -358,7 +358,12 @@ class Gate:
         default=Limits(), metadata=key(Record(Limits), "When a unit is ended.")
     )
     rule: Rule = field(
-        metadata=key(RULE, "How the verdict follows (docs/decision-rule.md)."),
+        default=Rule(statistic="counts"),
+        metadata=key(
+            RULE,
+            "How the verdict follows (docs/decision-rule.md).",
+            computed="for tests, parity, compile and image: every claim, exactly",
+        ),
     )
     claims: tuple[Claim, ...] = field(
         default=(),
@@ -404,6 +409,8 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
                     f'`{name}` does not go with kind "{kind}": its rule makes the '
                     "schedule, and a timed unit runs alone"
                 )
+    if "rule" not in table and kind is not None:
+        values["rule"] = Rule(statistic=STATISTICS[kind])
     claims_read = "claims" in values or "claim" not in table
     if kind is not None and "rule" in values and claims_read:
         for text in rule_problems(kind, values["rule"], values.get("claims", ())):

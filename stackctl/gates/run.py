@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -65,6 +65,8 @@ class Outcome:
         decision: The decision behind it.
         evidence: What was observed.
         folder: The run's folder, with its output; None where nothing ran.
+        problems: What was wrong with units, in full: a receipt holds only what is
+            known not to tell anything of the machine.
         resumed: Units that an earlier, interrupted run had finished.
         ns: Wall-clock nanoseconds of this call.
     """
@@ -77,6 +79,7 @@ class Outcome:
     decision: Decision | None = None
     evidence: Evidence | None = None
     folder: Path | None = None
+    problems: tuple[str, ...] = ()
     resumed: int = 0
     ns: int = 0
 
@@ -100,6 +103,7 @@ class Outcome:
             "verdict": self.verdict,
             "reasons": list(self.reasons),
             "limitations": list(self.limitations),
+            "problems": list(self.problems),
             "receipt": shown(self.receipt),
             "output": shown(self.folder),
             "resumed_units": self.resumed,
@@ -199,7 +203,8 @@ class Engine:
         versions = {
             name: python.packages[name] for name in wanted if name in python.packages
         }
-        versions = {"python": python.version, "stackctl": __version__, **versions}
+        found = python.version or "unknown"
+        versions = {"python": found, "stackctl": __version__, **versions}
         gpus = self.here.gpus[: gate.needs.gpus]
         site = self.site_digest() if self.here.site is not None else None
         model = model_identity(self.here.parameters.get("model"))
@@ -216,7 +221,7 @@ class Engine:
             "versions": versions,
             "site": site,
         }
-        bound = {
+        bound: dict[str, Any] = {
             "gate": gate.sha256,
             "arms": {name: arm.document() for name, arm in arms.items()},
             "files": {item["path"]: item["sha256"] for item in files},
@@ -382,7 +387,18 @@ class Engine:
             problems = self._run_units(plan, files, known, folder)
             units = files.load(self.progress.note)
         evidence = self._evidence(plan, units, problems)
-        return self._conclude(plan, evidence, folder, len(known), begun, keep)
+        outcome = self._conclude(plan, evidence, folder, keep)
+        told = [
+            f"unit {number}: {text}"
+            for number, unit in sorted(units.items())
+            for text in (*unit.problems, *(unit.stop or ())[1:])
+        ]
+        return replace(
+            outcome,
+            problems=(*problems, *told),
+            resumed=len(known),
+            ns=time.monotonic_ns() - begun,
+        )
 
     def _open(
         self, plan: _Plan, fresh: bool, stack: contextlib.ExitStack
@@ -586,8 +602,6 @@ class Engine:
         plan: _Plan,
         evidence: Evidence,
         folder: Path,
-        resumed: int,
-        begun: int,
         keep: bool,
     ) -> Outcome:
         """Decide, write the receipt, and close the run."""
@@ -596,7 +610,6 @@ class Engine:
         _write_json(folder / "evidence.json", saved)
         shutil.rmtree(folder / "cache", ignore_errors=True)
         gate = plan.gate
-        ns = time.monotonic_ns() - begun
         try:
             decision = decide(gate.rule, gate.claims, evidence)
         except UsageError as error:
@@ -610,8 +623,6 @@ class Engine:
                 ),
                 evidence=evidence,
                 folder=folder,
-                resumed=resumed,
-                ns=ns,
             )
         receipt = None
         if keep:
@@ -629,8 +640,6 @@ class Engine:
             decision,
             evidence,
             folder,
-            resumed,
-            ns,
         )
 
     def shown(self, plan: _Plan) -> dict[str, Any]:

@@ -17,7 +17,7 @@ STOPS: Final = ("not-tested", "invalid", "rejected")
 OUTCOMES: Final = ("passed", "failed", "error", "skipped", "xfailed")
 """Outcomes of a test."""
 
-_KEYS: Final = ("schema", "samples", "engagement", "stop", "notes", "extra")
+_KEYS: Final = ("schema", "samples", "engagement", "stop", "inputs", "notes", "extra")
 
 
 def _table(value: object, place: str) -> dict[str, Any]:
@@ -179,6 +179,8 @@ def check(kind: UnitKind, document: object) -> dict[str, Any]:
             _whole(engaged.get(name), f"engagement.{arm}.{name}")
         if engaged.get("captured_nodes") is not None:
             _whole(engaged["captured_nodes"], f"engagement.{arm}.captured_nodes")
+    if "inputs" in document:
+        _text(document["inputs"], "inputs")
     for note in _list(document.get("notes", []), "notes"):
         _text(note, "notes")
     _table(document.get("extra", {}), "extra")

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A team runs gates: what is asked, what bad scripts do, what interruptions leave."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from gating import add_gate, arms, gate_project, processes_of, read_json
+from support import Project, program, program_environment, run
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return gate_project(tmp_path / "project")
+
+
+def gate(project: Project, *args: str, **options):
+    return run("gate", "run", *args, "--json", cwd=project.folder, **options)
+
+
+def test_a_gate_runs_in_its_trees_and_leaves_a_receipt(project):
+    add_gate(
+        project,
+        "texts",
+        """
+texts = {n: (Path(a["tree"]) / "pkg/core.py").read_text() for n, a in arms.items()}
+assert list(arms) == ["base", "on"], arms
+assert sys.argv[1:] == [arms["on"]["tree"], "--x"], sys.argv
+say(cases("line ten" not in texts["base"], "line ten" in texts["on"]))
+""",
+        'arguments = ["{tree:on}", "--x"]\n' + arms(base="base", on="upto:alpha"),
+    )
+    done = gate(project, "texts")
+    assert (done.code, done.json["verdict"]) == (0, "qualified"), done.json
+    receipt = project.folder / done.json["receipt"]
+    held = read_json(receipt)
+    text = json.dumps(held)
+    composed = run("compose", "--upto", "alpha", "--json", cwd=project.folder).json
+    assert composed["tree"] in text and composed["composition"] in text
+    assert str(project.folder) not in text
+    assert done.json["units"] == 1 and done.json["resumed_units"] == 0
+    output = project.folder / done.json["output"]
+    assert '"samples"' in (output / "units/0000/stdout").read_text()
+    # Nothing of it is for the history, but the receipt.
+    assert (project.folder / ".stackctl/gates/.gitignore").read_text() == "*\n"
+    # Asked again, it runs again.
+    again = gate(project, "texts")
+    assert again.json["resumed_units"] == 0 and again.json["output"] != str(output)
+
+
+@pytest.mark.parametrize(
+    ("script", "toml", "code", "words"),
+    [
+        ("say(cases(True, False))", "", 1, "differ"),
+        ("say(cases())", "", 9, ""),
+        ("print('rubbish')", "", 9, "its last line is not JSON"),
+        ("say(cases(True)); print('{')", "", 9, "its last line is not JSON"),
+        ("say(cases(True)); say(cases(True))", "", 9, "it printed two answers"),
+        ("print('[1]')", "", 9, "its answer is no object"),
+        ("say({'schema': 2, 'samples': {}})", "", 9, "its `schema` must be 1"),
+        ("say({'schema': 1})", "", 9, "either `samples` or `stop`"),
+        ("say({**cases(True), 'verdict': 'qualified'})", "", 9, "unknown key"),
+        (
+            "say({'schema': 1, 'stop': {'verdict': 'qualified', 'reason': 'x'}})",
+            "",
+            9,
+            "`stop.verdict` must be one of",
+        ),
+        (
+            "say({'schema': 1, 'stop': {'verdict': 'not-tested', 'reason': 'off'}})",
+            "",
+            8,
+            "off",
+        ),
+        ('print(\'{"schema": 1, "samples": NaN}\')', "", 9, "the number NaN"),
+        ("pass", "", 9, "it printed nothing"),
+        ("say(cases(True)); sys.exit(4)", "", 9, "exit code 4"),
+        ("os.kill(os.getpid(), 9)", "", 9, "killed by signal 9"),
+        ("import time; time.sleep(600)", "[limits]\nseconds = 1", 9, "longer than 1 s"),
+        (
+            "x = [b'x' * (1 << 20)]\nwhile True: x.append(bytes(x[0]) + b'y')",
+            "[limits]\nmemory_mib = 100",
+            9,
+            "",
+        ),
+        (
+            "while True: print('x' * 9999)",
+            "[limits]\noutput_mib = 1",
+            9,
+            "printed more than 1 MiB",
+        ),
+        (
+            "say(cases(True))\n(Path(arms['on']['tree']) / 'new').write_text('x')",
+            "",
+            9,
+            "the tree of arm on was changed",
+        ),
+        ("say(cases(True))", '[needs]\npackages = ["no-such-thing>=1"]', 8, "not inst"),
+        ("say(cases(True))", '[needs]\ncommands = ["no-such-tool"]', 8, "no-such-tool"),
+        ("say(cases(True))", '[needs]\nparameters = ["site"]', 8, "`--site`"),
+    ],
+)
+def test_what_a_script_does_decides_the_verdict(project, script, toml, code, words):
+    add_gate(project, "odd", script, toml)
+    done = gate(project, "odd")
+    assert done.code == code, done.json
+    verdicts = {0: "qualified", 1: "rejected", 8: "not-tested", 9: "invalid"}
+    assert done.json["verdict"] == verdicts[code]
+    told = " ".join([*done.json["reasons"], *done.json["problems"]])
+    assert words in told, done.json
+    assert processes_of(project.folder) == []
+
+
+def test_a_changed_tree_is_made_anew_for_the_next_gate(project):
+    add_gate(
+        project,
+        "spoils",
+        "(Path(arms['on']['tree']) / 'README.md').write_text('x')\nsay(cases(True))",
+    )
+    add_gate(
+        project,
+        "reads",
+        "say(cases((Path(arms['on']['tree']) / 'README.md').read_text() != 'x'))",
+    )
+    assert gate(project, "spoils").code == 9
+    assert gate(project, "reads").code == 0
+
+
+def test_no_variable_of_the_user_reaches_a_unit(project, tmp_path):
+    add_gate(
+        project,
+        "shows",
+        "say({**cases(True), 'extra': {}})\nopen(os.environ['STACKCTL_GATE_DIR'] + "
+        "'/env', 'w').write(json.dumps(dict(os.environ)))",
+        'env = { SWITCH = "1" }\n[arms.on]\ntree = "base"\nenv = { ARM = "2" }',
+    )
+    hostile = {
+        "HOME": str(tmp_path),
+        "GITHUB_TOKEN": "secret-token",
+        "HF_TOKEN": "secret-token",
+        "SSH_AUTH_SOCK": "/tmp/agent",
+        "LD_PRELOAD": "",
+        "PYTHONSTARTUP": "/tmp/startup.py",
+        "PYTHONOPTIMIZE": "1",
+        "VLLM_USE_V1": "0",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "TRITON_INTERPRET": "1",
+        "LC_ALL": "C",
+        "TZ": "Asia/Tokyo",
+    }
+    done = gate(project, "shows", env={**hostile})
+    assert done.code == 0, done.out + done.err
+    env = read_json(project.folder / done.json["output"] / "units/0000/env")
+    assert "secret-token" not in json.dumps(env)
+    for name in ("GITHUB_TOKEN", "HF_TOKEN", "SSH_AUTH_SOCK", "VLLM_USE_V1"):
+        assert name not in env
+    assert "PYTHONOPTIMIZE" not in env and "TRITON_INTERPRET" not in env
+    assert env["HOME"].startswith(str(project.folder / ".stackctl"))
+    assert (env["TZ"], env["LC_ALL"]) == ("UTC", "C.UTF-8")
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert (env["SWITCH"], env["ARM"]) == ("1", "2")
+    known = {"PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "SWITCH", "ARM"}
+    from stackctl.gates.units import CACHES, FIXED
+
+    rest = {n for n in env if not n.startswith("STACKCTL_GATE_")} - known
+    assert rest <= {*FIXED, *CACHES, "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES"}
+    receipt = (project.folder / done.json["receipt"]).read_text()
+    assert "secret-token" not in receipt and str(tmp_path) not in receipt
+
+
+COUNTS = """
+import time
+folder = Path({folder!r})
+unit = os.environ["STACKCTL_GATE_UNIT"]
+(folder / "started").open("a").write(unit + "\\n")
+if unit == "2" and not (folder / "go").exists():
+    import subprocess
+    code = "import signal, time; signal.signal(15, 1); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-I", "-c", code, {folder!r}],
+                     start_new_session=True)
+    (folder / "ready").touch()
+    time.sleep(600)
+say({{"schema": 1, "samples": {{"cases": [
+    {{"id": unit, "equal": True, "elements": 1, "differing": 0}}]}}}})
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_taken_up_where_it_stood(project, tmp_path, number):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    script = add_gate(project, "long", COUNTS.format(folder=str(folder)), "units = 4\n")
+    child = subprocess.Popen(
+        program("gate", "run", "long", "--json"),
+        cwd=project.folder,
+        env=program_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    limit = time.monotonic() + 120
+    while not (folder / "ready").exists():
+        assert time.monotonic() < limit and child.poll() is None
+        time.sleep(0.05)
+    child.send_signal(number)
+    out, _ = child.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert child.returncode == 130
+        assert json.loads(out)["error"]["kind"] == "interrupted"
+    while processes_of(folder):
+        assert time.monotonic() < limit, processes_of(folder)
+        time.sleep(0.05)
+    (folder / "go").touch()
+    done = gate(project, "long")
+    assert (done.code, done.json["units"], done.json["resumed_units"]) == (0, 4, 2)
+    started = (folder / "started").read_text().split()
+    assert sorted(started) == ["0", "1", "2", "2", "3"]
+
+    # Once more interrupted; then the script is another one.
+    for name in ("go", "ready", "started"):
+        (folder / name).unlink()
+    child = subprocess.Popen(
+        program("gate", "run", "long"), cwd=project.folder, env=program_environment()
+    )
+    while not (folder / "ready").exists():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    (folder / "go").touch()
+    script.write_text(script.read_text() + "\n# changed\n")
+    done = gate(project, "long", "-v")
+    assert (done.code, done.json["resumed_units"]) == (0, 0)
+    assert "starts anew" in done.err and "changed: files" in done.err
+    assert sorted((folder / "started").read_text().split()) == list("0011223")
+
+
+def test_a_gate_runs_only_once_at_a_time(project, tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    add_gate(project, "long", COUNTS.format(folder=str(folder)), "units = 4\n")
+    child = subprocess.Popen(
+        program("gate", "run", "long"), cwd=project.folder, env=program_environment()
+    )
+    try:
+        limit = time.monotonic() + 120
+        while not (folder / "ready").exists():
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        refused = gate(project, "long")
+        assert refused.code == 2 and refused.json["error"]["kind"] == "gate-running"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_units_share_the_work_side_by_side(project):
+    add_gate(
+        project,
+        "shares",
+        "unit = os.environ['STACKCTL_GATE_UNIT']\n"
+        "say({'schema': 1, 'samples': {'cases': [{'id': unit, 'equal': True, "
+        "'elements': 1, 'differing': 0}]}})",
+        "units = 3\nparallel = 3\n",
+    )
+    done = gate(project, "shares")
+    assert (done.code, done.json["units"]) == (0, 3), done.json
+
+
+def test_another_tree_for_an_arm(project):
+    add_gate(
+        project,
+        "ten",
+        "say(cases('line ten' in (Path(arms['on']['tree']) / 'pkg/core.py')"
+        ".read_text()))",
+    )
+    assert gate(project, "ten").code == 0
+    assert gate(project, "ten", "--arm", "on=base").code == 1
+    assert gate(project, "ten", "--arm", "on=only:gamma").code == 1
+    assert gate(project, "ten", "--arm", "off=base").code == 2
+    assert gate(project, "ten", "--arm", "on=alpha").code == 2
+
+
+def test_unknown_gates_and_missing_files_are_told(project):
+    add_gate(project, "here", "say(cases(True))", 'files = ["ci/gates/data.json"]\n')
+    unknown = gate(project, "her")
+    assert (
+        unknown.code == 2 and "did you mean `here`" in unknown.json["error"]["message"]
+    )
+    missing = gate(project, "here")
+    assert missing.code == 3 and missing.json["error"]["kind"] == "file-missing"
+
+
+def test_several_gates_give_a_list_and_the_worst_code(project):
+    add_gate(project, "good", "say(cases(True))")
+    add_gate(project, "bad", "say(cases(False))")
+    add_gate(project, "absent", "say(cases(True))", '[needs]\ncommands = ["nothing-"]')
+    done = gate(project, "good", "bad", "absent")
+    assert done.code == 1
+    assert [each["verdict"] for each in done.json] == [
+        "qualified",
+        "rejected",
+        "not-tested",
+    ]
+    listing = run("gate", "list", "--json", cwd=project.folder).json["gates"]
+    assert {each["name"]: each["can_run"] for each in listing} == {
+        "absent": False,
+        "bad": True,
+        "good": True,
+    }
+
+
+TEST_FILE = """
+import os, pytest
+def test_good(): assert os.environ["SWITCH"] == "1"
+@pytest.mark.skipif({skip}, reason="not here")
+def test_more(): assert {more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("skip", "more", "path", "code", "verdict"),
+    [
+        (False, True, "tests", 0, "qualified"),
+        (False, False, "tests", 1, "rejected"),
+        (True, True, "tests", None, None),
+        (False, True, "tests/test_x.py::test_good", 0, "qualified"),
+        (False, True, "pkg", 9, "invalid"),
+        (False, True, "tests/test_none.py", 9, "invalid"),
+    ],
+)
+def test_a_selection_of_pytest(tmp_path, skip, more, path, code, verdict):
+    project = gate_project(tmp_path / "project")
+    project.add(
+        "delta",
+        ("tests", {"tests/test_x.py": TEST_FILE.format(skip=skip, more=more)}),
+    ).save()
+    add_gate(
+        project,
+        "selected",
+        toml=f'env = {{ SWITCH = "1" }}\n[tests]\npaths = ["{path}"]\n',
+        kind="tests",
+    )
+    done = gate(project, "selected")
+    if verdict is None:  # a skip is never a pass
+        assert done.json["verdict"] != "qualified", done.json
+    else:
+        assert (done.code, done.json["verdict"]) == (code, verdict), done.json
+
+
+def test_the_tests_of_a_set(tmp_path):
+    project = gate_project(tmp_path / "project")
+    project.add("delta", ("d", {"tests/test_d.py": "def test_d(): pass"})).save()
+    project.add("omega", ("o", {"tests/test_o.py": "def test_o(): assert 0"})).save()
+    for name in ("delta", "omega", "gamma"):
+        add_gate(project, name, toml=f'[tests]\nof = "{name}"\n', kind="tests")
+    assert gate(project, "delta").code == 0
+    assert gate(project, "omega").code == 1
+    none = gate(project, "gamma")
+    assert none.code == 9 and "brings no test file" in none.json["reasons"][0]
+
+
+def test_a_busy_project_folder_does_not_matter(project):
+    """The unit's working folder is its own, and it can write there."""
+    add_gate(
+        project,
+        "writes",
+        "open('here', 'w').write('x')\nassert Path.cwd() == "
+        "Path(os.environ['STACKCTL_GATE_DIR'])\nsay(cases(True))",
+    )
+    done = gate(project, "writes")
+    assert done.code == 0
+    output = project.folder / done.json["output"]
+    assert (output / "units/0000/here").read_text() == "x"
+    assert not (output / "cache").exists()
+    assert os.listdir(output / "units/0000") != []
