@@ -29,6 +29,7 @@ from stackctl.cli import (
     resolve,
     show,
     status,
+    tag,
     verify_image,
 )
 from stackctl.cli.command import DirectoryOption
@@ -89,6 +90,7 @@ for module in (
     gate,
     changes,
     bisect,
+    tag,
 ):
     module.register(app)
 

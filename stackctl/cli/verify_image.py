@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stackctl.image.limits import Limits
     from stackctl.image.series import SeriesCandidates
     from stackctl.image.transport import Transport
-    from stackctl.image.verify import PinnedWheel, Report
-    from stackctl.model.series import Image, Series, Wheel
+    from stackctl.image.verify import Report
+    from stackctl.model.series import Image, Series
 
 EXAMPLE = (
     "Examples: stackctl verify-image docker://registry.example.org/vllm:r3 "
@@ -362,6 +362,7 @@ def _verify(
     from stackctl.image.compare import Root
     from stackctl.image.platform import parse_platform
     from stackctl.image.rules import Allow
+    from stackctl.image.series import pinned_wheel
     from stackctl.image.verify import PinnedWheel, Request, verify
 
     roots = tuple(parse_root(text) for text in options.roots)
@@ -377,7 +378,13 @@ def _verify(
         unpackaged = image.unpackaged
         platform = platform or image.platform
         if wheel is None and image.wheel is not None:
-            wheel = _pinned_wheel(session, image.wheel)
+            wheel = pinned_wheel(
+                image.wheel,
+                session.project,
+                session.cache,
+                offline=session.offline,
+                progress=session.progress,
+            )
     request = Request(
         reference=ref,
         expected=expected,
@@ -393,24 +400,6 @@ def _verify(
         offline=session.offline,
     )
     return verify(request, candidates, session.progress)
-
-
-def _pinned_wheel(session: Session, wheel: "Wheel") -> "PinnedWheel":
-    from stackctl.base.pypi import fetch_distribution
-    from stackctl.image.verify import PinnedWheel
-    from stackctl.model.series import PathWheel
-
-    if isinstance(wheel, PathWheel):
-        return PinnedWheel(session.project / wheel.path, wheel.sha256)
-    path = fetch_distribution(
-        wheel.pypi,
-        wheel.sha256,
-        cache=session.cache,
-        wheel=True,
-        offline=session.offline,
-        progress=session.progress,
-    )
-    return PinnedWheel(path, wheel.sha256)
 
 
 def _outcome(report: "Report", ref: str) -> Outcome:

@@ -7,7 +7,7 @@ has the objects and the refs of the repository, by links, and none of its settin
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -119,36 +119,107 @@ def publish_commit(store: Store, commit: CommitId, repository: Path, ref: str) -
         )
     before = git.call("rev-parse", "--verify", "-q", ref)[1].decode().strip()
     try:
-        # The one setting that is obeyed: who may read what is written.
-        shared = git.call("config", "--get", "core.sharedRepository")[1].decode()
-        with without_settings(store, target) as view:
-            view.run(
-                *("-c", f"core.sharedRepository={shared.strip() or 'umask'}"),
-                "fetch",
-                "--quiet",
-                "--no-tags",
-                "--no-write-fetch-head",
-                "--no-auto-maintenance",
-                "--no-recurse-submodules",
-                str(store.git_dir.resolve()),
-                commit,
-            )
-        # A base that was fetched by its id came without its history. Where the target
-        # has none either, the ref would stand on a commit whose parents are missing.
-        if (store.git_dir / "shallow").exists() and git.call(
-            "rev-list", "--quiet", commit
-        )[0]:
-            raise InputError(
-                f"{repository} does not have the history of the base",
-                kind="no-history",
-                hint="fetch the base's commit into it first, from where it comes from",
-                where={"file": str(repository)},
-            )
+        bring_commit(store, commit, repository, target)
         git.run("update-ref", "-m", "stackctl compose", ref, commit, before or "0" * 40)
     except GitCommandError as error:
-        reason = error.stderr.decode("utf-8", "replace").strip()
+        raise _cannot_publish(repository, ref, error) from error
+
+
+def bring_commit(
+    store: Store, commit: CommitId, repository: Path, target: Path
+) -> None:
+    """Bring a commit and its history into a repository; no ref moves.
+
+    Args:
+        store: Holds the commit.
+        commit: Hex id of the commit.
+        repository: The target repository, as it was named.
+        target: Its git directory.
+
+    Raises:
+        InputError: The repository does not have the history of a git base.
+        GitCommandError: The repository cannot be written.
+    """
+    with without_settings(store, target) as view:
+        view.run(
+            *shared_option(target),
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--no-write-fetch-head",
+            "--no-auto-maintenance",
+            "--no-recurse-submodules",
+            str(store.git_dir.resolve()),
+            commit,
+        )
+    # A base that was fetched by its id came without its history. Where the target has
+    # none either, the ref would stand on a commit whose parents are missing.
+    if (store.git_dir / "shallow").exists() and HermeticGit(target).call(
+        "rev-list", "--quiet", commit
+    )[0]:
         raise InputError(
-            f"{repository}: cannot write {ref}: {reason}",
-            kind="cannot-publish",
+            f"{repository} does not have the history of the base",
+            kind="no-history",
+            hint="fetch the base's commit into it first, from where it comes from",
             where={"file": str(repository)},
-        ) from error
+        )
+
+
+def shared_option(target: Path) -> tuple[str, str]:
+    """Return the one setting of a repository that is obeyed: who may read it.
+
+    Args:
+        target: Its git directory.
+    """
+    out = HermeticGit(target).call("config", "--get", "core.sharedRepository")[1]
+    return "-c", f"core.sharedRepository={out.decode().strip() or 'umask'}"
+
+
+def _cannot_publish(repository: Path, what: str, error: GitCommandError) -> InputError:
+    reason = error.stderr.decode("utf-8", "replace").strip()
+    return InputError(
+        f"{repository}: cannot write {what}: {reason}",
+        kind="cannot-publish",
+        where={"file": str(repository)},
+    )
+
+
+def publish_together(
+    store: Store,
+    repository: Path,
+    commit: CommitId,
+    pack: bytes,
+    refs: Mapping[str, str],
+) -> None:
+    """Bring a commit and a pack of objects into a repository, and make refs at once.
+
+    Objects come first, and nothing refers to them yet. Then all refs appear in one
+    transaction, or none does.
+
+    Args:
+        store: Holds the commit.
+        repository: The target repository.
+        commit: Hex id of the commit.
+        pack: Bytes of a pack; its objects may need those of the target.
+        refs: Objects by the full names of the refs, in the order in which they are
+            made. A ref that is there already must have its value.
+
+    Raises:
+        InputError: The repository cannot be written, or a ref has another value.
+    """
+    target = repository_of(repository)
+    git = HermeticGit(target)
+    names = " and ".join(refs)
+    lines = ["start"]
+    for name, oid in refs.items():
+        status, out, _ = git.call("show-ref", "--verify", "--hash", "--", name)
+        same = not status and out.decode("ascii").strip() == oid
+        lines.append(f"verify {name} {oid}" if same else f"create {name} {oid}")
+    try:
+        bring_commit(store, commit, repository, target)
+        with without_settings(store, target) as view:
+            view.run(*shared_option(target), "index-pack", "--stdin", stdin=pack)
+        lines += ["prepare", "commit", ""]
+        git.run("update-ref", "--stdin", stdin="\n".join(lines).encode())
+    except GitCommandError as error:
+        raise _cannot_publish(repository, names, error) from error

@@ -11,8 +11,9 @@ from stackctl.compose.plan import Selection
 from stackctl.errors import PinError, StackctlError
 from stackctl.image.attribute import Candidate, Touch
 from stackctl.image.expectation import Entries, ExpectedTree, from_store
+from stackctl.image.verify import PinnedWheel
 from stackctl.model.lock import Lock, read_lock
-from stackctl.model.series import Series, load_series
+from stackctl.model.series import PathWheel, Series, Wheel, load_series
 from stackctl.progress import SILENT, Progress
 from stackctl.project import SERIES_FILE
 
@@ -59,6 +60,38 @@ def locked_tree(
             where={"file": str(path)},
         )
     return from_store(cache.store, composition.tree, label)
+
+
+def pinned_wheel(
+    wheel: Wheel,
+    project: Path,
+    cache: Cache,
+    *,
+    offline: bool = False,
+    progress: Progress = SILENT,
+) -> PinnedWheel:
+    """Return the wheel that judges untracked files of an image, fetching it if needed.
+
+    Args:
+        wheel: What the series names.
+        project: The project folder, from which relative paths count.
+        cache: Takes the download.
+        offline: Never use the network.
+        progress: Told what is being done.
+    """
+    if isinstance(wheel, PathWheel):
+        return PinnedWheel(project / wheel.path, wheel.sha256)
+    from stackctl.base.pypi import fetch_distribution
+
+    path = fetch_distribution(
+        wheel.pypi,
+        wheel.sha256,
+        cache=cache,
+        wheel=True,
+        offline=offline,
+        progress=progress,
+    )
+    return PinnedWheel(path, wheel.sha256)
 
 
 class SeriesCandidates:

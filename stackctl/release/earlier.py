@@ -103,7 +103,10 @@ def _read(repository: Repository, tag: str, series: str) -> Release | None:
             f"{REF}{tag} is at {at}, but the tag names {found.message.proof}",
             kind="moved-proof",
         )
-    proof = repository.read_proof(found.message.proof)
+    return _release(repository.read_proof(found.message.proof), tag, series)
+
+
+def _release(proof: Proof, tag: str, series: str) -> Release | None:
     for name in (SERIES_FILE, LOCK_FILE):
         if name not in proof.files:
             raise InputError(f"the proof of {tag} has no {name}", kind="bad-proof")
@@ -114,6 +117,38 @@ def _read(repository: Repository, tag: str, series: str) -> Release | None:
     return Release(
         tag, proof.commit, proof.parents, lock.content, carried_fragments(proof)
     )
+
+
+def ancestry(
+    repository: Repository, parents: Sequence[CommitId], series: str
+) -> Earlier:
+    """Read the releases that a proof stands on, by its history alone.
+
+    Args:
+        repository: Where the proofs lie.
+        parents: The proofs that it stands on.
+        series: Name of the series.
+
+    Raises:
+        PinError: A proof is missing.
+        InputError: A proof cannot be read, or is one of another series.
+    """
+    found: dict[CommitId, Release] = {}
+    queue = list(parents)
+    while queue:
+        commit = queue.pop()
+        if commit in found:
+            continue
+        proof = repository.read_proof(commit)
+        release = _release(proof, proof.tag, series)
+        if release is None:
+            raise InputError(
+                f"the proof stands on {commit}, which is of another series",
+                kind="bad-proof",
+            )
+        found[commit] = release
+        queue += proof.parents
+    return Earlier(tuple(_in_order(found)))
 
 
 def earlier_releases(

@@ -39,6 +39,9 @@ MAX_FILES: Final = 50_000
 MAX_BYTES: Final = 1 << 30
 """Most bytes of all files of a proof."""
 
+SUBJECT: Final = "Proof of "
+"""How the message of a proof's commit starts; the name of the tag follows."""
+
 MAX_DEPTH: Final = 16
 """Deepest folder of a proof."""
 
@@ -114,14 +117,16 @@ class Repository:
             InputError: The tree holds what no proof holds: links, odd names, too much.
         """
         raw = self.store.commit(bytes.fromhex(commit))
-        parents = re.findall(
-            rb"^parent ([0-9a-f]{40})$", raw.partition(b"\n\n")[0], re.M
-        )
+        head, _, message = raw.partition(b"\n\n")
+        parents = re.findall(rb"^parent ([0-9a-f]{40})$", head, re.MULTILINE)
         files: dict[str, bytes] = {}
         tree = bytes.fromhex(commit_tree_of(raw))
         self._read(tree, "", files, [MAX_BYTES], 0)
         return Proof(
-            CommitId(commit), tuple(CommitId(p.decode()) for p in parents), files
+            CommitId(commit),
+            tuple(CommitId(p.decode()) for p in parents),
+            files,
+            message.split(b"\n")[0].decode("utf-8", "replace"),
         )
 
     def _read(
@@ -151,6 +156,8 @@ class Repository:
                 raise _bad_proof(
                     f"more than {MAX_FILES:,} files or {MAX_BYTES:,} bytes"
                 )
+            if path in files:
+                raise _bad_proof(f"{path} is there twice")
             files[path] = data
 
 
@@ -170,11 +177,18 @@ class Proof:
         commit: The commit that holds them.
         parents: The proofs of the releases before.
         files: Bytes by path.
+        subject: First line of the commit's message.
     """
 
     commit: CommitId
     parents: tuple[CommitId, ...]
     files: Mapping[str, bytes]
+    subject: str
+
+    @property
+    def tag(self) -> str:
+        """The tag that it says it proves."""
+        return self.subject.removeprefix(SUBJECT)
 
     def below(self, folder: str) -> dict[str, bytes]:
         """Return the files of a folder, by their whole paths."""
@@ -186,7 +200,7 @@ def write_proof(
     files: Mapping[str, bytes],
     parents: tuple[CommitId, ...],
     when: str,
-    message: str,
+    tag: str,
 ) -> CommitId:
     """Write files as a tree and a commit.
 
@@ -195,7 +209,7 @@ def write_proof(
         files: Bytes by path.
         parents: The proofs of the releases before.
         when: Seconds and zone of author and committer.
-        message: Message of the commit.
+        tag: The tag that it proves.
     """
     folders: dict[str, dict[bytes, Entry]] = {"": {}}
     for path, data in files.items():
@@ -212,5 +226,6 @@ def write_proof(
         folders[above][name.encode()] = Entry(MODE_TREE, tree)
     root = writer.add(TREE, encode_tree(folders[""]))
     who = COMMITTER + b" " + when.encode()
-    body = encode_commit(root.hex(), parents, who, who, message.encode())
+    message = f"{SUBJECT}{tag}\n".encode()
+    body = encode_commit(root.hex(), parents, who, who, message)
     return CommitId(writer.add(COMMIT, body).hex())

@@ -5,26 +5,8 @@ from pathlib import Path
 
 import pytest
 from pulls import Upstream, lines
+from releases import bare, cut, fragment
 from support import Project, run, three_sets
-
-
-def fragment(project: Path, name: str, *sets: str, **keys: str) -> Path:
-    """Write a change fragment."""
-    values = {
-        "category": "changed",
-        "summary": f"The change {name} is there.",
-        "compatibility": "compatible",
-        "unproved": "A test.",
-        **keys,
-    }
-    listed = ", ".join(f'"{each}"' for each in sets)
-    text = "schema = 1\n" + "".join(f'{k} = "{v}"\n' for k, v in values.items())
-    text += f'models = ["all"]\nsets = [{listed}]\n'
-    folder = project / "changes"
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}.toml"
-    path.write_text(text.replace("sets = []\n", ""))
-    return path
 
 
 def check(project: Path, *options: str | Path, code: int = 0) -> dict:
@@ -146,3 +128,80 @@ def test_without_a_lock_there_is_nothing_to_check(tmp_path: Path) -> None:
     project = three_sets(tmp_path / "project")
     result = run("changes", "check", "-C", project.folder, "--json")
     assert (result.code, result.json["error"]["kind"]) == (3, "no-lock")
+
+
+def test_what_a_release_carried_is_never_edited(folder: Path, tmp_path: Path) -> None:
+    into = bare(tmp_path / "fork.git")
+    for name in ("alpha", "beta", "gamma"):
+        fragment(folder, name, name)
+    cut(folder, into, tag="v1")
+    found = check(folder, "--repo", into)
+    assert found["since"] == "v1"
+    assert {each["state"] for each in found["fragments"]} == {"released"}
+    assert {each["release"] for each in found["fragments"]} == {"v1"}
+    # Without the repository nothing is known of the release.
+    assert check(folder)["since"] is None
+    fragment(folder, "alpha", "alpha", summary="It never happened.")
+    (folder / "changes/gamma.toml").unlink()
+    found = check(folder, "--repo", into, code=1)
+    assert kinds(found) == [
+        ("edited", "alpha"), ("removed", "gamma"), ("missing", "gamma"),
+    ]  # fmt: skip
+    assert "git show refs/stackctl/v1:changes/alpha.toml" in str(found["problems"])
+    assert run("tag", "cut", "v2", "-C", folder, "--into", into).code == 1
+    fragment(folder, "alpha", "alpha")
+    fragment(folder, "gamma", "gamma")
+    fragment(folder, "alpha-again", "alpha", corrects="alpha", summary="It did not.")
+    assert check(folder, "--repo", into)["ok"]
+    cut(folder, into, tag="v2")
+    notes = run(
+        "changes", "render", "-C", folder, "--repo", into, "--all", "--json"
+    ).json["notes"]
+    assert "Corrects `alpha` of v1." in notes
+    found = check(folder, "--repo", into)
+    assert found["since"] == "v2"
+    fragment(folder, "fix", "alpha", corrects="alhpa")
+    assert kinds(check(folder, "--repo", into, code=1)) == [
+        ("nothing-to-correct", "fix")
+    ]
+
+
+def test_what_changed_since_a_release_is_told_anew(tmp_path: Path) -> None:
+    into = bare(tmp_path / "fork.git")
+    project = three_sets(tmp_path / "project")
+    folder = project.folder
+    for name in ("alpha", "beta", "gamma"):
+        fragment(folder, name, name)
+    run("lock", "-C", folder)
+    cut(folder, into, tag="v1")
+    # gamma changes, beta goes.
+    patch = project.patch("gamma")
+    patch.write_bytes(patch.read_bytes().replace(b"Other.", b"Another."))
+    series = folder / "series.toml"
+    head, *sets = series.read_text().split("[[set]]")
+    sets = [each for each in sets if 'name = "beta"' not in each]
+    series.write_text("[[set]]".join([head, *sets]))
+    run("lock", "-C", folder)
+    found = check(folder, "--repo", into, code=1)
+    assert kinds(found) == [("missing", "gamma"), ("missing", "beta")]
+    assert "changed since v1" in found["problems"][0]["message"]
+    fragment(folder, "gamma-2", "gamma")
+    fragment(folder, "beta-gone", "beta", category="removed")
+    assert check(folder, "--repo", into)["ok"]
+    notes = run("changes", "render", "-C", folder, "--repo", into, "--json").json
+    assert "Changes since v1" in notes["notes"]
+    assert "The change beta-gone is there." in notes["notes"]
+    assert "The change alpha is there." not in notes["notes"]
+    cut(folder, into, tag="v2")
+    # Moved onto another base, a set is what it was; the base is not.
+    project.repo.git("checkout", "-q", "--detach", project.base_commit)
+    base = project.repo.commit("newer base\n", {"unrelated": "x\n"})
+    tree = project.repo.tree
+    old = series.read_text()
+    new = old.replace(project.base_commit, base).replace(project.base_tree, tree)
+    series.write_text(new)
+    assert run("lock", "-C", folder).code == 0
+    found = check(folder, "--repo", into, code=1)
+    assert kinds(found) == [("missing", "base")]
+    fragment(folder, "base-2", category="base")
+    assert check(folder, "--repo", into)["ok"]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do the images of a series contain the composition?"""
+
+from dataclasses import dataclass
+
+from stackctl.cache import Cache
+from stackctl.errors import StackctlError
+from stackctl.image.compare import Root
+from stackctl.image.expectation import ExpectedTree, from_store
+from stackctl.image.platform import parse_platform
+from stackctl.image.rules import Allow
+from stackctl.image.series import pinned_wheel
+from stackctl.image.verify import Request, verify
+from stackctl.model.ids import TreeId
+from stackctl.model.series import Image, Series
+from stackctl.progress import SILENT, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class ImageState:
+    """One image of the series against the composition.
+
+    Attributes:
+        ref: The image.
+        digest: Digest of what was read, empty where there is none.
+        ok: Whether it contains exactly the composition.
+        why: What was found.
+    """
+
+    ref: str
+    digest: str
+    ok: bool
+    why: str
+
+
+def image_states(
+    series: Series,
+    tree: TreeId,
+    cache: Cache,
+    *,
+    offline: bool = False,
+    progress: Progress = SILENT,
+) -> list[ImageState]:
+    """Verify every image that a series names.
+
+    Args:
+        series: The series.
+        tree: The composed tree, in the cache's store.
+        cache: Store and downloads.
+        offline: Never use the network.
+        progress: Told what is being done.
+    """
+    if not series.images:
+        return []
+    expected = from_store(cache.store, tree, "the composition")
+    return [
+        _state(series, image, expected, cache, offline, progress)
+        for image in series.images
+    ]
+
+
+def _state(
+    series: Series,
+    image: Image,
+    expected: ExpectedTree,
+    cache: Cache,
+    offline: bool,
+    progress: Progress,
+) -> ImageState:
+    try:
+        wheel = None
+        if image.wheel is not None:
+            wheel = pinned_wheel(
+                image.wheel, series.root, cache, offline=offline, progress=progress
+            )
+        found = verify(
+            Request(
+                reference=image.ref,
+                expected=[expected],
+                roots=tuple(Root(r.tree, r.path, r.kind) for r in image.roots),
+                allow=tuple(Allow(rule.path, rule.sha256) for rule in image.allow),
+                unpackaged=image.unpackaged,
+                wheel=wheel,
+                platform=parse_platform(image.platform) if image.platform else None,
+                offline=offline,
+            ),
+            None,
+            progress,
+        )
+    except StackctlError as error:
+        return ImageState(image.ref, "", False, error.message)
+    name = str(found.image.get("digest") or "")
+    return ImageState(
+        image.ref,
+        name,
+        found.verdict == "match",
+        f"{found.verdict}: {found.reason['message']}",
+    )
