@@ -53,6 +53,14 @@ def kernel_unit(unit: int, ratio: float, noise: float, seed: int) -> dict[str, A
     }
 
 
+def planned(rule: Mapping[str, Any], arms: list[str], units: int = 1) -> dict[str, Any]:
+    """The schedule that the rule makes."""
+    from stackctl.gates.rule.model import Rule
+    from stackctl.gates.rule.schedule import schedule
+
+    return schedule(Rule(**rule), arms, 0, units).document()
+
+
 def kernel_evidence(
     ratio: float = 0.8,
     noise: float = 0.01,
@@ -79,13 +87,7 @@ def kernel_evidence(
                 "env": {"VLLM_KPOOL_PARALLEL": "1"},
             },
         },
-        "schedule": {
-            "seed": 0,
-            "looks": [6, 9],
-            "slots": [
-                {"unit": n, "block": n, "arms": ["base", "on"]} for n in range(pairs)
-            ],
-        },
+        "schedule": planned(RULE, ["base", "on"]),
         "units": [kernel_unit(n, ratio, noise, seed) for n in range(pairs)],
         "scope": {
             "hardware": {
@@ -122,13 +124,17 @@ def document(
     """What a run hands to `receipt.write`: filtered evidence and its decision."""
     from stackctl.gates.evidence import from_document
     from stackctl.gates.receipt import safe_evidence
+    from stackctl.gates.rule.decide import decide
+    from stackctl.gates.rule.model import Claim, Rule
 
     kept = safe_evidence(from_document(evidence))
+    told = Rule(**rule)
+    stated = [Claim(**claim) for claim in claims]
     return {
         "evidence": kept.document(),
-        "rule": dict(rule),
-        "claims": [dict(claim) for claim in claims],
-        "decision": {"verdict": "qualified", "reasons": ["gain: 20 % in 9 pairs"]},
+        "rule": told.document(),
+        "claims": [claim.document() for claim in stated],
+        "decision": decide(told, stated, kept).document(),
         "argv": ["{python}", "ci/gates/kpool.py", "--tree", "{tree:on}"],
         "env": {"CUDA_VISIBLE_DEVICES": "0", "LC_ALL": "C"},
         "set": "parallel-prefill",

@@ -82,7 +82,7 @@ SECRET_PARTS: Final = frozenset(
 DIGEST_KEYS: Final = frozenset(
     (
         "commit", "composition", "content_sha256", "digest", "expected_tree", "head",
-        "installed_tree", "sha256", "tree",
+        "inputs", "installed_tree", "sha256", "tree",
     )
 )  # fmt: skip
 """Keys whose value may be a digest; elsewhere a long hexadecimal text is removed."""
@@ -124,7 +124,7 @@ SCOPE_KEYS: Final[Mapping[str, frozenset[str]]] = {
 
 UNIT_KEYS: Final = ("unit", "exit", "ns", "answer", "host", "gpus", "problems")
 ANSWER_KEYS: Final = (
-    "schema", "samples", "engagement", "stop", "notes", "extra",
+    "schema", "samples", "engagement", "stop", "notes", "extra", "inputs",
 )  # fmt: skip
 HOST_KEYS: Final = (
     "load_before", "load_peak", "load_mean", "load_after", "cpus", "loadavg",

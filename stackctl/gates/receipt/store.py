@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stackctl.errors import InputError
+from stackctl.errors import InputError, InternalError
 from stackctl.fsutil import read_regular, refuse_link_out, write_atomic
 from stackctl.gates.evidence import Evidence, from_document
 from stackctl.gates.receipt import allow, model
@@ -25,6 +25,8 @@ from stackctl.gates.receipt.model import (
     STATEMENT_TYPE,
     Receipt,
 )
+from stackctl.gates.rule.decide import decide
+from stackctl.gates.rule.model import from_document as rule_from_document
 from stackctl.model.canonical import canonical_json, loads_strict
 from stackctl.model.fields import INVALID, Record, Report, read_record, write_record
 
@@ -86,12 +88,14 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
 
     Raises:
         InputError: A number has no JSON form, or a text of the gate no place.
+        InternalError: The decision does not follow from the evidence that is kept.
+        UsageError: A statistics library is missing (`package-missing`).
     """
     given = document["evidence"]
     chosen = _filter(given, private)
     evidence = _safe(given, chosen)
     inputs = given["inputs"]
-    decision = document["decision"]
+    _refuse_other_decision(document, evidence)
     predicate = {
         "schema": SCHEMA,
         "gate": {
@@ -125,7 +129,7 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
             for part in ("hardware", "host", "versions")
         },
         "units": evidence["units"],
-        "decision": decision,
+        "decision": document["decision"],
         "limitations": evidence["limitations"],
     }
     return _state(predicate)
@@ -151,6 +155,21 @@ def _state(predicate: Mapping[str, Any]) -> Receipt:
     return model.parse(data, file=f"receipt of {gate}")
 
 
+def _refuse_other_decision(
+    document: Mapping[str, Any], evidence: Mapping[str, Any]
+) -> None:
+    """Refuse a decision that nobody could derive again from the receipt."""
+    rule, claims = rule_from_document(document["rule"], document["claims"])
+    again = decide(rule, claims, from_document(evidence)).document()
+    if canonical_json(again) != canonical_json(document["decision"]):
+        raise InternalError(
+            f"the decision of {evidence['gate']} does not follow from the evidence "
+            "that a receipt may hold",
+            kind="decision-differs",
+            hint="decide from what `safe_evidence` returns",
+        )
+
+
 def write(
     document: Mapping[str, Any], project: Path, private: Iterable[str] = ()
 ) -> Path:
@@ -165,7 +184,8 @@ def write(
         The file, `receipts/<gate>/<digest>.json`.
 
     Raises:
-        InputError: The file cannot be written, or as `make`.
+        InputError: The file cannot be written.
+        StackctlError: As `make`.
     """
     return store(make(document, private), project)
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from gates import CLAIM, RULE, TREES, document, kernel_evidence
 
-from stackctl.errors import InputError
+from stackctl.errors import InputError, InternalError
 from stackctl.gates.receipt import find, make, parse, read, write
 from stackctl.gates.receipt.schema import receipt_schema, schema_text
 from stackctl.model.canonical import canonical_json
@@ -87,11 +87,18 @@ def test_a_link_out_of_the_project_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_figure_without_a_json_form_is_an_error(tmp_path: Path) -> None:
-    given = document(kernel_evidence())
-    given["evidence"]["units"][0]["answer"]["samples"]["cells"]["kpool4/4080"][
-        "values"
-    ]["on"][0] = float("nan")
+    evidence = kernel_evidence()
+    evidence["units"][0]["answer"]["extra"] = {"us": float("nan")}
+    given = document(evidence)
     with pytest.raises(InputError, match="nan is not a JSON number"):
+        write(given, tmp_path)
+    assert not list(tmp_path.glob("receipts/*/*"))
+
+
+def test_a_decision_that_does_not_follow_is_not_written(tmp_path: Path) -> None:
+    given = document(kernel_evidence())
+    given["decision"] = document(kernel_evidence(1.0))["decision"]
+    with pytest.raises(InternalError, match="does not follow"):
         write(given, tmp_path)
     assert not list(tmp_path.glob("receipts/*/*"))
 

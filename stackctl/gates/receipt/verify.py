@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a receipt may be believed: its signature, and its verdict derived again."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stackctl.errors import InputError
+from stackctl.gates.receipt.model import Receipt
+from stackctl.gates.receipt.signature import Signature, judge, parse_signers
+
+TOLERANCE: Final = 1e-6
+"""Relative difference of two figures that count as equal: libraries differ a little."""
+
+MAX_SHOWN: Final = 5
+"""Most differences that are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What became of a check.
+
+    Attributes:
+        ok: Whether the receipt may be believed.
+        reasons: Why not.
+        signature: What is known about its signatures.
+    """
+
+    ok: bool
+    reasons: tuple[str, ...]
+    signature: Signature
+
+
+def check(
+    receipt: Receipt, signers: Sequence[str] = (), project: Path | None = None
+) -> Check:
+    """Check a receipt that was read: schema and digest held already.
+
+    Args:
+        receipt: The receipt.
+        signers: `[policy] receipt_signers`. Empty: an unsigned receipt is believed,
+            and called unsigned.
+        project: The project folder.
+
+    Raises:
+        InputError: An entry of `signers` is no key.
+        UsageError: A statistics library (`stackctl[gates]`) or a program for the
+            signature is missing.
+    """
+    reasons = list(follows(receipt))
+    keys = parse_signers(signers)
+    signature = judge(receipt, keys, project)
+    if signature.state == "invalid":
+        reasons.append(f"invalid signature: {signature.why}")
+    elif keys and signature.state == "unsigned":
+        reasons.append("unsigned; the policy asks for a signature (`receipt_signers`)")
+    elif keys and signature.state == "unlisted":
+        reasons.append(f"signed, but {signature.why}")
+    return Check(not reasons, tuple(reasons), signature)
+
+
+def follows(receipt: Receipt) -> tuple[str, ...]:
+    """Say where a recorded decision is not the one that its samples give.
+
+    Args:
+        receipt: The receipt.
+
+    Returns:
+        Sentences; empty where the rule decides the same again.
+
+    Raises:
+        UsageError: A statistics library is missing (`package-missing`).
+    """
+    from stackctl.gates.rule.decide import decide
+    from stackctl.gates.rule.model import from_document
+
+    bound = receipt.predicate.bound
+    file = str(receipt.path or "receipt")
+    try:
+        rule, claims = from_document(
+            dict(bound.rule), [dict(claim) for claim in bound.claims], file
+        )
+        again = decide(rule, claims, receipt.evidence()).document()
+    except InputError as error:
+        return (f"nothing can be decided from it: {error.message}",)
+    said = list(_differences("", dict(receipt.predicate.decision), again))
+    if receipt.verdict != again["verdict"]:
+        said = [
+            f"the verdict is {receipt.verdict}, but its samples give "
+            f"{again['verdict']}: {'; '.join(again['reasons'])}"
+        ]
+    if len(said) > MAX_SHOWN:
+        said[MAX_SHOWN:] = [f"... and {len(said) - MAX_SHOWN} more differences"]
+    return tuple(said)
+
+
+def _differences(place: str, old: Any, new: Any) -> Sequence[str]:
+    """List where two decision documents differ by more than rounding."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return [
+            text
+            for name in sorted({*old, *new})
+            for text in _differences(
+                f"{place}.{name}".lstrip("."), old.get(name), new.get(name)
+            )
+        ]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [
+            text
+            for n, (was, now) in enumerate(zip(old, new, strict=True))
+            for text in _differences(f"{place}[{n}]", was, now)
+        ]
+    if _number(old) and _number(new):
+        if math.isclose(old, new, rel_tol=TOLERANCE, abs_tol=1e-12):
+            return []
+    elif type(old) is type(new) and old == new:
+        return []
+    return [f"`decision.{place}` is {_short(old)}, but its samples give {_short(new)}"]
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    from stackctl.model.fields import show
+
+    return show(value).removeprefix("the number ")

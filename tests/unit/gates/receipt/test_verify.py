@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A receipt's verdict has to follow again from its samples."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gates import document, kernel_evidence
+
+from stackctl.gates.receipt import make, parse
+from stackctl.gates.receipt.verify import check, follows
+from stackctl.model.canonical import canonical_json
+
+
+def forged(change: Any, **evidence: Any) -> tuple[str, ...]:
+    """Reasons against a receipt that somebody rewrote by all rules of the format."""
+    value = json.loads(make(document(kernel_evidence(**evidence))).data)
+    change(value["predicate"])
+    return follows(parse(canonical_json(value) + b"\n", file="x.json"))
+
+
+@pytest.mark.parametrize("ratio", [0.8, 0.92, 1.0])
+def test_a_written_receipt_follows(ratio: float) -> None:
+    receipt = make(document(kernel_evidence(ratio, 0.02)))
+    assert follows(receipt) == ()
+    assert check(receipt).ok
+
+
+def test_another_verdict_is_found() -> None:
+    (reason,) = forged(lambda p: p["decision"].update(verdict="qualified"), ratio=1.0)
+    assert "the verdict is qualified, but its samples give rejected" in reason
+
+
+def test_nicer_samples_are_found() -> None:
+    def change(predicate: Any) -> None:
+        for unit in predicate["units"]:
+            cell = unit["answer"]["samples"]["cells"]["kpool4/4080"]["values"]
+            cell["on"] = [value * 0.7 for value in cell["on"]]
+
+    assert "samples give qualified" in forged(change, ratio=1.0)[0]
+    assert "decision.claims" in forged(change, ratio=0.8)[0]
+
+
+def test_a_unit_left_out_is_found() -> None:
+    assert forged(lambda p: p["units"].pop()) != ()
+
+
+def test_a_softer_margin_is_found() -> None:
+    def change(predicate: Any) -> None:
+        predicate["bound"]["claims"][0]["margin"] = 0.01
+
+    assert forged(change) != ()
+
+
+def test_a_hidden_problem_is_found() -> None:
+    reasons = forged(lambda p: p["units"][0].update(problems=["throttled"]))
+    assert "samples give invalid" in reasons[0]
+
+
+def test_a_dropped_reason_is_found() -> None:
+    reasons = forged(lambda p: p["decision"].update(reasons=[]), ratio=1.0)
+    assert reasons[0].startswith("`decision.reasons` is an empty list")
+
+
+def test_rounding_is_no_difference() -> None:
+    def change(predicate: Any) -> None:
+        claim = predicate["decision"]["claims"][0]
+        claim["estimate"] *= 1 + 1e-9
+
+    assert forged(change) == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p["bound"]["rule"].update(pears=9),
+        lambda p: p["bound"]["rule"].pop("statistic"),
+        lambda p: p["bound"]["claims"].append({"name": "x"}),
+        lambda p: p["bound"].update(rule={"statistic": "all-equal"}),
+    ],
+)
+def test_a_rule_without_meaning_is_a_reason_and_no_crash(change: Any) -> None:
+    (reason,) = forged(change)
+    assert reason.startswith("nothing can be decided from it")
+
+
+def test_the_reasons_name_the_file(tmp_path: Path) -> None:
+    value = json.loads(make(document(kernel_evidence())).data)
+    value["predicate"]["bound"]["rule"]["pears"] = 1
+    receipt = parse(
+        canonical_json(value) + b"\n", file="some.json", path=tmp_path / "some.json"
+    )
+    assert "some.json" in follows(receipt)[0]
