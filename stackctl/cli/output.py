@@ -40,12 +40,19 @@ def print_json(document: object) -> None:
     _write(text.encode("utf-8", "backslashreplace"))
 
 
+class Styled(str):
+    """A line with colours of ours; whatever it shows went through `printable`."""
+
+    __slots__ = ()
+
+
 def print_text(lines: Iterable[str]) -> None:
     """Print lines on standard output, whatever the terminal's encoding."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     for line in lines:
         safe = line.encode(encoding, "backslashreplace").decode(encoding)
-        _write(printable(safe).encode(encoding) + b"\n", flush=False)
+        text = safe if isinstance(line, Styled) else printable(safe)
+        _write(text.encode(encoding) + b"\n", flush=False)
     _write(b"")
 
 

@@ -82,7 +82,7 @@ SECRET_PARTS: Final = frozenset(
 DIGEST_KEYS: Final = frozenset(
     (
         "commit", "composition", "content_sha256", "digest", "expected_tree", "head",
-        "inputs", "installed_tree", "sha256", "tree",
+        "inputs", "installed_tree", "sha256", "site", "tree",
     )
 )  # fmt: skip
 """Keys whose value may be a digest; elsewhere a long hexadecimal text is removed."""
@@ -116,7 +116,7 @@ SCOPE_KEYS: Final[Mapping[str, frozenset[str]]] = {
             "numpy", "scipy", "statsmodels", "pytest", "cudnn", "nccl", "glibc",
             "transformers", "flashinfer", "ray", "httpx", "openai", "llama_cpp",
             "kernel", "nvml", "implementation", "server", "pynvml", "safetensors",
-            "tokenizers", "os",
+            "tokenizers", "os", "site",
         )
     ),
 }  # fmt: skip
@@ -134,7 +134,8 @@ GPU_KEYS: Final = ("uuid", "before", "after", "throttled", "name", "model", "ind
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _HEX = re.compile(r"(?:sha256:)?(?:[0-9a-f]{64}|[0-9a-f]{40})")
 _PLACE = re.compile(
-    r"\{(?:python|site|project|model|out|tree:[a-z0-9][a-z0-9_-]{0,40})\}"
+    r"\{(?:python|site|project|model|base-url|scratch|out"
+    r"|(?:tree|site):[a-z0-9][a-z0-9_-]{0,40})\}"
 )
 _SPACE = re.compile(r"(\s+)")
 

@@ -215,9 +215,13 @@ class BoundModel:
     """The model and checkpoint that were served."""
 
     name: str = field(metadata=key(_LINE, "Its name."))
-    revision: str = field(metadata=key(_LINE, "Its revision."))
+    revision: str | None = field(
+        metadata=key(Maybe(_LINE), "Its revision; null where it is not known.")
+    )
     sha256: Sha256 | None = field(
-        default=None, metadata=key(Maybe(_SHA256), "SHA-256 of its files' list.")
+        metadata=key(
+            Maybe(_SHA256), "SHA-256 of its files, where they lie in a folder."
+        )
     )
 
 

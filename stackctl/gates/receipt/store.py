@@ -112,7 +112,7 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
             "arms": evidence["arms"],
             "files": sorted(inputs.get("files", ()), key=lambda file: file["path"]),
             "image": inputs.get("image"),
-            "model": inputs.get("model"),
+            "model": _model(inputs.get("model"), chosen),
             "rule": document["rule"],
             "claims": document["claims"],
         },
@@ -133,6 +133,20 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
         "limitations": evidence["limitations"],
     }
     return _state(predicate)
+
+
+def _model(
+    model: Mapping[str, Any] | None, chosen: allow.Filter
+) -> dict[str, Any] | None:
+    """Return what was served; a folder's name may be anything."""
+    if model is None:
+        return None
+    revision = model.get("revision")
+    return {
+        "name": chosen.text(model["name"]),
+        "revision": revision and chosen.value(revision, "commit"),
+        "sha256": model.get("sha256"),
+    }
 
 
 def _state(predicate: Mapping[str, Any]) -> Receipt:

@@ -34,7 +34,11 @@ class Check:
 
 
 def check(
-    receipt: Receipt, signers: Sequence[str] = (), project: Path | None = None
+    receipt: Receipt,
+    signers: Sequence[str] = (),
+    project: Path | None = None,
+    *,
+    series_file: str = "series.toml",
 ) -> Check:
     """Check a receipt that was read: schema and digest held already.
 
@@ -43,6 +47,7 @@ def check(
         signers: `[policy] receipt_signers`. Empty: an unsigned receipt is believed,
             and called unsigned.
         project: The project folder.
+        series_file: Where the policy stands, for messages.
 
     Raises:
         InputError: An entry of `signers` is no key.
@@ -50,7 +55,7 @@ def check(
             signature is missing.
     """
     reasons = list(follows(receipt))
-    keys = parse_signers(signers)
+    keys = parse_signers(signers, series_file)
     signature = judge(receipt, keys, project)
     if signature.state == "invalid":
         reasons.append(f"invalid signature: {signature.why}")

@@ -169,7 +169,7 @@ def test_the_scope_has_known_keys_only() -> None:
     scope = {
         "hardware": {"gpus": [{"name": "NVIDIA H200", "serial": "1", "uuid": "x"}]},
         "host": {"hostname": "bluewhale", "cpus": 16},
-        "versions": {"torch": "2.11.0+cu130", "site": "/home/ada"},
+        "versions": {"torch": "2.11.0+cu130", "path": "/home/ada"},
         "user": {"name": "ada"},
     }
     assert Filter().scope(scope) == {

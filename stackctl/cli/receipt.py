@@ -1,0 +1,530 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`stackctl receipt`: what gates answered, and whether to believe it still."""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from stackctl.cli.command import Session, command
+from stackctl.cli.output import Outcome, Styled, printable, table
+from stackctl.errors import ExitCode, InputError, UsageError
+
+if TYPE_CHECKING:
+    from stackctl.gates.receipt import Receipt
+    from stackctl.gates.receipt.store import Shelf
+
+EXAMPLE = "Examples: stackctl receipt show kpool-speed; stackctl receipt verify --json"
+
+_FILES = typer.Argument(
+    metavar="[FILE]...",
+    help="Receipts: files, gates, or starts of digests; all of the project by default.",
+    show_default=False,
+)
+
+_COLOURS = {
+    "qualified": "green",
+    "rejected": "red",
+    "insufficient-evidence": "yellow",
+    "not-tested": "cyan",
+    "invalid": "magenta",
+}
+_BARS = " ▁▂▃▄▅▆▇█"
+_ASCII_BARS = "_.:-=+*#%"
+
+
+class Asked(NamedTuple):
+    """One receipt that was asked for."""
+
+    path: Path
+    receipt: "Receipt | None"
+    error: InputError | None
+
+
+def _asked(
+    session: Session, names: Sequence[str] | None
+) -> "tuple[list[Asked], Shelf]":
+    """Read the receipts that a user names; a bad one is an answer, not the end."""
+    from stackctl.gates.receipt import find, read
+
+    shelf = find(session.project)
+    found = [Asked(item.path, item.receipt, item.error) for item in shelf.found]
+    if not names:
+        return found, shelf
+    chosen: list[Asked] = []
+    for name in names:
+        path = Path(name)
+        if path.exists() or "/" in name or path.suffix == ".json":
+            try:
+                chosen.append(Asked(path, read(path), None))
+            except InputError as error:
+                chosen.append(Asked(path, None, error))
+            continue
+        matching = [item for item in found if _named(item, name)]
+        if not matching:
+            raise UsageError(
+                f"no receipt `{printable(name)}`: neither a file, a gate with receipts "
+                "nor the start of a digest",
+                kind="no-receipt",
+                hint="`stackctl receipt show` lists them",
+            )
+        chosen += matching
+    return list({item.path: item for item in chosen}.values()), shelf
+
+
+def _named(item: Asked, name: str) -> bool:
+    if item.path.parent.name == name:
+        return True
+    return bool(re.fullmatch("[0-9a-f]{4,64}", name)) and item.path.name.startswith(
+        name
+    )
+
+
+def _shown_path(session: Session, path: Path) -> str:
+    try:
+        return str(path.absolute().relative_to(session.project))
+    except ValueError:
+        return str(path)
+
+
+def _bad(session: Session, item: Asked) -> dict[str, Any]:
+    assert item.error is not None
+    return {
+        "file": _shown_path(session, item.path),
+        "ok": False,
+        "reasons": [item.error.message],
+        "kind": item.error.kind,
+        "where": item.error.where,
+    }
+
+
+def _code(documents: Sequence[dict[str, Any]]) -> int:
+    """Bad files come before a plain no."""
+    if any("kind" in each for each in documents):
+        return ExitCode.BAD_INPUT
+    return ExitCode.OK if all(each["ok"] for each in documents) else ExitCode.NO
+
+
+def _list_text(
+    documents: Sequence[dict[str, Any]], shelf: "Shelf", word: str
+) -> Iterable[str]:
+    if not documents:
+        yield "no receipts; `stackctl gate run` writes them"
+    else:
+        yield from table(
+            ["receipt", "gate", "verdict", "signature", word],
+            [
+                [
+                    Path(each["file"]).name[:12],
+                    each.get("gate", "-"),
+                    each.get("verdict", "-"),
+                    each.get("signature", "-"),
+                    _word(each, word),
+                ]
+                for each in documents
+            ],
+        )
+    for each in documents:
+        for reason in each["reasons"]:
+            yield f"{each['file']}: {reason}"
+    if shelf.others:
+        count = len(shelf.others)
+        are = "file below receipts/ is" if count == 1 else "files below receipts/ are"
+        yield f"{count} JSON {are} raw figures, not receipts"
+
+
+def _word(document: dict[str, Any], word: str) -> str:
+    if "kind" in document:
+        return "bad file"
+    yes, no = {"verify": ("ok", "not ok"), "stale": ("fresh", "stale")}.get(
+        word, ("", "")
+    )
+    return yes if document["ok"] else no
+
+
+def _summary(session: Session, receipt: "Receipt") -> dict[str, Any]:
+    from stackctl.gates.receipt.signature import judge, parse_signers
+
+    signers = parse_signers(session.series.policy.receipt_signers, session.series.file)
+    assert receipt.path is not None
+    return {
+        "file": _shown_path(session, receipt.path),
+        "gate": receipt.gate,
+        "verdict": receipt.verdict,
+        "signature": str(judge(receipt, signers, session.project)),
+    }
+
+
+def _number(value: float | None, unit: str) -> str:
+    """Return a claim's figure in its unit."""
+    if value is None:
+        return "-"
+    if unit == "change":
+        return f"{100 * value:+.3g} %"
+    if unit == "difference":
+        return f"{100 * value:+.3g} points"
+    return f"{value:.6g}"
+
+
+def spark(values: Sequence[float], bars: str = _BARS) -> str:
+    """Return figures as a row of bars between their smallest and largest.
+
+    Args:
+        values: The figures.
+        bars: Characters from low to high; the first is left for nothing at all.
+    """
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    steps = len(bars) - 2
+    span = high - low
+    return "".join(
+        bars[1 + (round((value - low) / span * steps) if span else steps // 2)]
+        for value in values
+    )
+
+
+def _bars() -> str:
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        _BARS.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return _ASCII_BARS
+    return _BARS
+
+
+class Part(NamedTuple):
+    """A part of what `show` prints: a table under a heading."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
+    predicate = receipt.predicate
+    bound, run, decision = predicate.bound, predicate.run, predicate.decision
+    facts = [
+        ["file", summary["file"]],
+        ["gate", f"{predicate.gate.kind}, for {predicate.gate.set or 'the series'}"],
+        ["signature", summary["signature"]],
+    ]
+    if run.started:
+        facts.append(["started", run.started])
+    if bound.base:
+        facts.append(["base", f"{bound.base.identity}, tree {bound.base.tree[:12]}"])
+    if bound.model:
+        revision = bound.model.revision or "no known revision"
+        facts.append(["model", f"{bound.model.name} ({revision})"])
+    if bound.image:
+        facts.append(["image", bound.image])
+    facts += [["because", reason] for reason in receipt.reasons]
+    facts += [["command", " ".join(run.argv)]]
+    facts += [["limitation", text] for text in predicate.limitations]
+    parts = [Part("", ("", ""), facts)]
+    parts.append(
+        Part(
+            "arms",
+            ("arm", "definition", "tree", "composition", "switches"),
+            [
+                [
+                    name,
+                    arm.definition,
+                    (arm.tree or "-")[:12],
+                    (arm.composition or "-")[:12],
+                    " ".join(f"{key}={value}" for key, value in arm.env.items()),
+                ]
+                for name, arm in sorted(bound.arms.items())
+            ],
+        )
+    )
+    claims = [claim for claim in decision.get("claims", ()) if isinstance(claim, dict)]
+    if claims:
+        header = ("claim", "verdict", "estimate", "interval", "asked", "pairs", "each")
+        parts.append(Part("claims", header, [_claim(claim) for claim in claims]))
+    parts.append(_units(receipt))
+    parts.append(
+        Part(
+            "bound files",
+            ("role", "path", "sha256"),
+            [[file.role, file.path, file.sha256[:12]] for file in bound.files],
+        )
+    )
+    scope = _scope(predicate.scope)
+    if scope:
+        parts.append(Part("scope", ("what", "value"), scope))
+    return parts
+
+
+def _claim(claim: dict[str, Any]) -> list[str]:
+    unit = str(claim.get("unit", ""))
+    low, high = claim.get("low"), claim.get("high")
+    interval = "-"
+    if low is not None and high is not None:
+        interval = f"{_number(low, unit)} to {_number(high, unit)}"
+    values = [value for value in claim.get("values") or () if _real(value)]
+    name = str(claim.get("name"))
+    return [
+        name if claim.get("required", True) else f"{name} (advisory)",
+        str(claim.get("verdict")),
+        _number(claim.get("estimate"), unit),
+        interval,
+        _number(claim.get("target"), unit),
+        str(claim.get("pairs", "-")),
+        spark(values, _bars()),
+    ]
+
+
+def _real(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _units(receipt: "Receipt") -> Part:
+    predicate = receipt.predicate
+    slots = {slot.unit: slot for slot in predicate.run.schedule.slots}
+    rows = []
+    for unit in predicate.units:
+        slot = slots[unit.unit]
+        load = unit.host.get("load_mean")
+        rows.append(
+            [
+                str(unit.unit),
+                str(slot.block),
+                " ".join(slot.arms),
+                "-" if unit.exit is None else str(unit.exit),
+                f"{unit.ns / 1e9:.2f}",
+                f"{load:.2f}" if _real(load) else "-",
+                "; ".join(unit.problems),
+            ]
+        )
+    missing = len(slots) - len(rows)
+    title = "units" if not missing else f"units ({missing} of {len(slots)} did not run)"
+    header = ("unit", "block", "arms", "exit", "s", "load", "problems")
+    return Part(title, header, rows)
+
+
+def _scope(scope: Any) -> list[list[str]]:
+    rows = []
+    for name in ("hardware", "host", "versions"):
+        rows += _flat(name, getattr(scope, name))
+    return rows
+
+
+def _flat(name: str, value: Any) -> list[list[str]]:
+    if isinstance(value, dict):
+        return [
+            row for key in sorted(value) for row in _flat(f"{name}.{key}", value[key])
+        ]
+    if isinstance(value, list) and any(
+        isinstance(item, (dict, list)) for item in value
+    ):
+        return [
+            row for n, item in enumerate(value) for row in _flat(f"{name}[{n}]", item)
+        ]
+    if isinstance(value, list):
+        return [[name, ", ".join(map(str, value))]]
+    return [[name, "-" if value is None else str(value)]]
+
+
+def _plain(title: str, verdict: str, parts: Sequence[Part]) -> Iterable[str]:
+    yield f"{title}: {verdict}"
+    for part in parts:
+        if not part.title:
+            for name, value in part.rows:
+                yield f"  {name:<10} {value}"
+            continue
+        yield ""
+        yield part.title
+        yield from (f"  {line}" for line in table(part.header, part.rows))
+
+
+def _rich(title: str, verdict: str, parts: Sequence[Part]) -> Iterable[str]:
+    """Draw the same with colours, as wide as the terminal."""
+    from io import StringIO
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    out = StringIO()
+    width = Console().width
+    console = Console(file=out, force_terminal=True, width=width, highlight=False)
+    colour = _COLOURS.get(verdict, "white")
+    heading = Text(f"{printable(title)}  ", "bold")
+    console.print(heading.append(f" {verdict} ", f"bold reverse {colour}"))
+    for part in parts:
+        drawn = Table(
+            title=printable(part.title) or None,
+            title_justify="left",
+            title_style="bold",
+            show_header=bool(part.title),
+            box=None,
+            pad_edge=False,
+        )
+        for n, name in enumerate(part.header):
+            dim = not part.title and n == 0
+            drawn.add_column(name, style="dim" if dim else None, overflow="fold")
+        for row in part.rows:
+            drawn.add_row(
+                *[Text(printable(cell), _COLOURS.get(cell, "")) for cell in row]
+            )
+        console.print(drawn)
+        console.print()
+    yield from (Styled(line) for line in out.getvalue().rstrip().split("\n"))
+
+
+def _fancy() -> bool:
+    """Whether standard output is a terminal that wants colours."""
+    return (
+        sys.stdout is not None
+        and sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    group = typer.Typer(
+        name="receipt",
+        help="What gates answered, and whether to believe it still.",
+        epilog=EXAMPLE,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
+
+    @command(group, "show", epilog="Example: stackctl receipt show kpool-speed")
+    def show(
+        session: Session, files: Annotated[list[str] | None, _FILES] = None
+    ) -> Outcome:
+        """Show receipts: verdict, claims with every pair, arms, units, scope.
+
+        Nothing is judged here; `receipt verify` does that. Without FILE, a list.
+        """
+        asked, shelf = _asked(session, files)
+        if files:
+            for item in asked:
+                if item.error is not None:
+                    raise item.error
+        documents = []
+        shown: list[tuple[Receipt, dict[str, Any]]] = []
+        for item in asked:
+            if item.receipt is None:
+                documents.append(_bad(session, item))
+                continue
+            summary = _summary(session, item.receipt)
+            shown.append((item.receipt, summary))
+            document = summary | {"ok": True, "reasons": list(item.receipt.reasons)}
+            if files:
+                document["statement"] = item.receipt.document()
+            documents.append(document)
+        code = ExitCode.BAD_INPUT if len(shown) < len(asked) else ExitCode.OK
+
+        def text() -> Iterable[str]:
+            if not files:
+                yield from _list_text(
+                    [each | {"reasons": each["reasons"] if "kind" in each else []}
+                     for each in documents],
+                    shelf,
+                    "",
+                )  # fmt: skip
+                return
+            draw = _rich if _fancy() else _plain
+            for n, (receipt, summary) in enumerate(shown):
+                if n:
+                    yield ""
+                parts = _parts(receipt, summary)
+                yield from draw(receipt.gate, receipt.verdict, parts)
+
+        return Outcome({"receipts": documents}, text, code)
+
+    @command(group, "verify", epilog="Example: stackctl receipt verify --json")
+    def verify(
+        session: Session, files: Annotated[list[str] | None, _FILES] = None
+    ) -> Outcome:
+        """Check schema, digest and signature, and decide again from the samples.
+
+        Exit 1 where a receipt may not be believed, 3 where a file is no receipt or was
+        changed. Deciding again needs `stackctl[gates]`.
+        """
+        from stackctl.gates.receipt.verify import check
+
+        asked, shelf = _asked(session, files)
+        documents = []
+        for number, item in enumerate(asked):
+            session.progress.update("verify", number, len(asked))
+            if item.receipt is None:
+                documents.append(_bad(session, item))
+                continue
+            result = check(
+                item.receipt,
+                session.series.policy.receipt_signers,
+                session.project,
+                series_file=session.series.file,
+            )
+            documents.append(
+                {
+                    "file": _shown_path(session, item.path),
+                    "gate": item.receipt.gate,
+                    "verdict": item.receipt.verdict,
+                    "signature": str(result.signature),
+                    "ok": result.ok,
+                    "reasons": list(result.reasons),
+                }
+            )
+        return Outcome(
+            {"receipts": documents},
+            lambda: _list_text(documents, shelf, "verify"),
+            _code(documents),
+        )
+
+    @command(
+        group,
+        "sign",
+        epilog="Example: stackctl receipt sign kpool-speed --ssh-key ~/.ssh/id_ed25519",
+    )
+    def sign(
+        session: Session,
+        files: Annotated[list[str], _FILES],
+        ssh_key: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="Sign with this SSH key.")
+        ] = None,
+        gpg_key: Annotated[
+            str | None,
+            typer.Option(metavar="ID", help="Sign with this OpenPGP key."),
+        ] = None,
+    ) -> Outcome:
+        """Sign receipts with a key of yours, each in a file beside it.
+
+        Whose signatures count is `[policy] receipt_signers` of series.toml.
+        """
+        from stackctl.gates.receipt.signature import sign as sign_receipt
+
+        if (ssh_key is None) == (gpg_key is None):
+            raise UsageError("name one key: --ssh-key FILE or --gpg-key ID")
+        asked, _ = _asked(session, files)
+        for item in asked:
+            if item.error is not None:
+                raise item.error
+        documents = []
+        for item in asked:
+            assert item.receipt is not None
+            made = sign_receipt(
+                item.receipt,
+                ssh_key=ssh_key.expanduser() if ssh_key else None,
+                gpg_key=gpg_key,
+            )
+            documents.append(
+                _summary(session, item.receipt)
+                | {"ok": True, "reasons": [], "signed": _shown_path(session, made)}
+            )
+        return Outcome(
+            {"receipts": documents},
+            lambda: [f"{each['signed']}: {each['signature']}" for each in documents],
+        )
+
+    app.add_typer(group)
