@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from stackctl.bisect.model import Evaluation, Finding, Kept, Work
+from stackctl.bisect.model import Evaluation, Kept, Work
 from stackctl.bisect.stack import Place
 from stackctl.compose.compare import tree_diff
 from stackctl.compose.materialise import materialise
@@ -60,22 +60,32 @@ class Neighbour:
     Attributes:
         name: Place of the series, or names of sets.
         tree: Hex id of the tree.
-        composition: Its composition id.
-        evaluation: How it was tried; None where it was not.
+        runs: Every time that it was tried.
     """
 
     name: str
     tree: str
-    composition: str | None
-    evaluation: Evaluation | None
+    runs: tuple[Evaluation, ...]
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The last time that it was tried, None where it was not."""
+        return self.runs[-1] if self.runs else None
+
+    @property
+    def bad_runs(self) -> int:
+        """How often it was bad."""
+        return sum(each.answer.verdict == "bad" for each in self.runs)
 
     def document(self) -> dict[str, object]:
         """Return it for a JSON document."""
-        answer = self.evaluation.answer if self.evaluation else None
+        answer = self.last.answer if self.last else None
         return {
             "name": self.name,
             "tree": self.tree,
-            "composition": self.composition,
+            "composition": self.last.composition if self.last else None,
+            "runs": len(self.runs),
+            "bad_runs": self.bad_runs,
             "verdict": answer.verdict if answer else None,
             "exit": answer.exit if answer else None,
             "why": answer.why if answer else None,
@@ -240,14 +250,24 @@ def reproduce_prefix(before: Place, after: Place, question: str) -> str:
     return f"stackctl bisect --good {before.name} --bad {after.name} {question}"
 
 
-def question_words(identity: Mapping[str, object]) -> str:
-    """Return the options that ask a question, quoted for a shell."""
+def question_words(
+    identity: Mapping[str, object], confidence: float | None, repeats: int
+) -> str:
+    """Return the options that ask a question, quoted for a shell.
+
+    Args:
+        identity: What is asked of each tree.
+        confidence: Confidence where answers may be wrong, None where not.
+        repeats: Most runs of each end, where answers may be wrong.
+    """
     words = []
     for name in ("run", "gate", "timeout"):
         value = identity.get(name)
         if value is not None:
             text = f"{value:g}" if isinstance(value, float) else str(value)
             words.append(f"--{name} {shlex.quote(text)}")
+    if confidence is not None:
+        words.append(f"--confidence {confidence:g} --repeats {repeats}")
     return " ".join(words)
 
 
@@ -286,8 +306,3 @@ def keep_folders(
             continue
         kept.append(Kept(path, TreeId(tree)))
     return tuple(kept), tuple(notes)
-
-
-def unresolved(finding: Finding[int], last: Place) -> str:
-    """Return the sentence of an answer that names nothing."""
-    return f"{finding.message} ({last.name})" if last.set else finding.message

@@ -11,6 +11,7 @@ from stackctl.bisect.command import Evaluator
 from stackctl.bisect.driver import UNWATCHED, Driver, Watch, work_folders
 from stackctl.bisect.journal import Journal
 from stackctl.bisect.model import Finding, Probe
+from stackctl.bisect.noise import REPEATS, NoisySearch
 from stackctl.bisect.prefix import PrefixSearch
 from stackctl.bisect.report import (
     Neighbour,
@@ -27,6 +28,7 @@ from stackctl.compose.compose import Composer
 from stackctl.compose.model import Composition
 from stackctl.errors import UsageError
 from stackctl.model.canonical import canonical_json
+from stackctl.model.ids import TreeId
 from stackctl.model.series import Series
 from stackctl.progress import SILENT, Progress
 
@@ -44,6 +46,9 @@ class Options:
         keep: Folder to leave the trees with and without the culprit in; None to leave
             none.
         work: Folder for the work folders; by default one in the cache.
+        confidence: Confidence that is asked for where answers may be wrong, like
+            0.95; None where every answer is believed.
+        repeats: Most runs of each end, where answers may be wrong.
         offline: Never use the network.
     """
 
@@ -55,6 +60,8 @@ class Options:
     keep: Path | None = None
     work: Path | None = None
     offline: bool = False
+    confidence: float | None = None
+    repeats: int = REPEATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,6 @@ def driver_for(
     evaluator: Evaluator,
     options: Options,
     *,
-    repeat: bool = False,
     watch: Watch = UNWATCHED,
     progress: Progress = SILENT,
 ) -> "Iterator[tuple[Driver[object], Journal]]":
@@ -132,7 +138,6 @@ def driver_for(
         ground: The composed series.
         evaluator: Tries a tree.
         options: How to bisect.
-        repeat: Whether the same tree may be run several times.
         watch: Is told what is done.
         progress: Told of long work.
 
@@ -140,6 +145,8 @@ def driver_for(
         The driver and the log.
     """
     cache = ground.cache
+    # Where every answer is believed, a tree is never run twice.
+    repeat = options.confidence is not None
     question: Mapping[str, object] = {**evaluator.identity, "repeat": repeat}
     key = {"question": question, "project": str(ground.series.root.resolve())}
     digest = sha256(canonical_json(key)).hexdigest()
@@ -217,13 +224,21 @@ def find_patch(
         driver,
         journal,
     ):
-        strategy = PrefixSearch(len(row) - 1)
+        strategy = prefix_strategy(len(row) - 1, options)
         driver.drive(strategy, resolve, 0)  # type: ignore[arg-type]
+        words = question_words(evaluator.identity, options.confidence, options.repeats)
         report = _report(
-            ground, row, strategy.finding(), driver, evaluator, str(journal.path)
+            ground, row, strategy.finding(), driver, words, str(journal.path)
         )
         journal.finish(report.result())
     return keep(ground, report, options.keep, progress)
+
+
+def prefix_strategy(last: int, options: Options) -> PrefixSearch | NoisySearch:
+    """Return the search over `0..last` that the options ask for."""
+    if options.confidence is None:
+        return PrefixSearch(last)
+    return NoisySearch(last, options.confidence, options.repeats)
 
 
 def sets_below(ground: Ground, place: Place) -> tuple[str, ...]:
@@ -237,7 +252,7 @@ def _report(
     row: tuple[Place, ...],
     finding: Finding[int],
     driver: "Driver[object]",
-    evaluator: Evaluator,
+    words: str,
     log: str,
 ) -> Report:
     store = ground.cache.store
@@ -255,7 +270,6 @@ def _report(
         notes=finding.notes,
         details={"ends": {"good": row[0].document(), "bad": row[-1].document()}},
     )
-    words = question_words(evaluator.identity)
     if finding.culprit is None:
         return replace(report, **_unresolved(row, finding, driver, words))  # type: ignore[arg-type]
     before, after = row[finding.culprit - 1], row[finding.culprit]
@@ -286,10 +300,19 @@ def _unresolved(
 
 
 def _neighbour(place: Place, driver: "Driver[object]") -> Neighbour:
-    known = driver.known.get(place.tree)
-    return Neighbour(
-        place.name, place.tree, known.composition if known else None, known
-    )
+    return neighbour(place.name, place.tree, driver)
+
+
+def neighbour(name: str, tree: TreeId, driver: "Driver[object]") -> Neighbour:
+    """Return one side of a culprit, with all that its tree was tried.
+
+    Args:
+        name: Place of the series, or names of sets.
+        tree: Hex id of the tree.
+        driver: What tried it.
+    """
+    runs = [each for each in driver.evaluations if each.tree == tree]
+    return Neighbour(name, tree, tuple(runs))
 
 
 def keep(

@@ -4,11 +4,12 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from stackctl.bisect.command import Evaluator
 from stackctl.bisect.driver import UNWATCHED, Driver, Watch
-from stackctl.bisect.model import Probe, Strategy
-from stackctl.bisect.prefix import PrefixSearch
+from stackctl.bisect.model import Probe
+from stackctl.bisect.noise import Repeated
 from stackctl.bisect.report import (
     Culprit,
     Neighbour,
@@ -22,6 +23,8 @@ from stackctl.bisect.search import (
     Options,
     driver_for,
     keep,
+    neighbour,
+    prefix_strategy,
 )
 from stackctl.bisect.stack import Identities, distinct, find_place, places_of
 from stackctl.bisect.subsets import (
@@ -35,7 +38,7 @@ from stackctl.compose.compare import tree_diff
 from stackctl.compose.compose import Composer
 from stackctl.compose.model import Composition
 from stackctl.compose.plan import Selection
-from stackctl.errors import ConflictError, UsageError
+from stackctl.errors import ConflictError, ExitCode, UsageError
 from stackctl.progress import SILENT, Progress
 
 
@@ -169,22 +172,49 @@ def find_set(
         driver,
         journal,
     ):
-        strategy = SubsetSearch(choice.free, requires)
-        _drive(driver, strategy, subsets)
-        finding = strategy.finding()
+        search = SubsetSearch(choice.free, requires)
+        finding = _drive(driver, search, subsets, options)
         report = _report(
-            ground, finding, strategy, subsets, driver, evaluator, str(journal.path)
+            ground, finding, search, subsets, driver, evaluator, str(journal.path)
         )
+        if options.confidence is not None and finding.code == ExitCode.OK:
+            report = replace(report, confidence=options.confidence)
         if finding.kind == "set":
-            report = _within(ground, report, finding, subsets, driver)
+            report = _within(ground, report, finding, subsets, driver, options)
         journal.finish(report.result())
     return keep(ground, report, options.keep, progress)
 
 
 def _drive(
-    driver: "Driver[object]", strategy: Strategy[Subset], subsets: Subsets
-) -> None:
-    driver.drive(strategy, subsets.probe, frozenset())  # type: ignore[arg-type]
+    driver: "Driver[object]",
+    search: SubsetSearch,
+    subsets: Subsets,
+    options: Options,
+) -> SubsetFinding:
+    """Run a search, with repetitions where answers may be wrong."""
+    nothing: Subset = frozenset()
+    if options.confidence is None:
+        driver.drive(search, subsets.probe, nothing)  # type: ignore[arg-type]
+        return search.finding()
+    # Both ends, every set alone, and what it takes to make the rest small.
+    decisions = 4 * len(search.rules.sets) + 2
+    repeated = Repeated(
+        search,
+        nothing,
+        search.whole,
+        options.confidence,
+        decisions,
+        options.repeats,
+    )
+    driver.drive(repeated, subsets.probe, nothing)  # type: ignore[arg-type]
+    problem = repeated.ends.problem()
+    if problem is None:
+        return search.finding()
+    code, reason, message = problem
+    kind: Literal["noise", "unresolved"] = "unresolved"
+    if reason == "ends-overlap":
+        kind = "noise"
+    return SubsetFinding(kind, code, reason, message)
 
 
 def _report(
@@ -284,12 +314,7 @@ def _neighbour(
     made = subsets.compose(subset) if subset is not None else None
     if subset is None or made is None:
         return None
-    return Neighbour(
-        subsets.name(subset),
-        made.tree,
-        made.composition,
-        driver.known.get(made.tree),
-    )
+    return neighbour(subsets.name(subset), made.tree, driver)
 
 
 def _reproduce(
@@ -310,6 +335,7 @@ def _within(
     finding: SubsetFinding,
     subsets: Subsets,
     driver: "Driver[object]",
+    options: Options,
 ) -> Report:
     """Find the first bad patch within a bad set of several patches.
 
@@ -340,7 +366,7 @@ def _within(
             tuple(dict.fromkeys(s.set for s in made.steps[: place.steps] if s.commit)),
         )
 
-    strategy = PrefixSearch(len(row) - 1)
+    strategy = prefix_strategy(len(row) - 1, options)
     driver.drive(strategy, resolve, 0)  # type: ignore[arg-type]
     found = strategy.finding()
     report = replace(report, work=driver.work, evaluations=tuple(driver.evaluations))

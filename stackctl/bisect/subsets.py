@@ -59,7 +59,7 @@ class SubsetFinding:
     """The answer of a search over subsets.
 
     Attributes:
-        kind: `set`, `interaction` or `unresolved`.
+        kind: `set`, `interaction`, `noise` or `unresolved`.
         code: Exit code of the contract.
         reason: Stable word for why.
         message: One sentence.
@@ -70,7 +70,7 @@ class SubsetFinding:
         notes: Further sentences.
     """
 
-    kind: Literal["set", "interaction", "unresolved"]
+    kind: Literal["set", "interaction", "noise", "unresolved"]
     code: ExitCode
     reason: str
     message: str

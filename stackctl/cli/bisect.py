@@ -62,13 +62,16 @@ def _neighbour_text(title: str, neighbour: "Neighbour | None") -> Iterable[str]:
     if neighbour is None:
         return
     line = f"{title:<12} {neighbour.name}"
-    tried = neighbour.evaluation
+    tried = neighbour.last
     if tried is None:
         yield line + ": not tried"
         return
     answer = tried.answer
     status = f"exit {answer.exit}" if answer.exit is not None else answer.why
-    yield f"{line}: {answer.verdict} ({status})"
+    if len(neighbour.runs) > 1:
+        yield f"{line}: {neighbour.bad_runs} of {len(neighbour.runs)} runs bad"
+    else:
+        yield f"{line}: {answer.verdict} ({status})"
     for name, value in (("receipt", answer.receipt), ("output", answer.output)):
         if value:
             yield f"{'':<12} {name} {value}"
@@ -98,7 +101,7 @@ def report_text(report: "Report") -> Iterable[str]:
         yield f"note         {note}"
     work = report.work
     replayed = f", {work.replayed} of them from the log" if work.replayed else ""
-    yield f"tried        {work.evaluations} trees of {report.candidates + 1}{replayed}"
+    yield f"tried        {work.evaluations} runs{replayed}"
     yield (
         f"time         {work.ns / 1e9:.1f} s, {work.run_ns / 1e9:.1f} s in commands, "
         f"{work.first_ns / 1e9:.2f} s to write whole trees, "
@@ -185,6 +188,25 @@ def register(app: typer.Typer) -> None:
                 "set, or sets that are bad only together.",
             ),
         ] = False,
+        confidence: Annotated[
+            float | None,
+            typer.Option(
+                min=0.5,
+                max=0.9999,
+                metavar="P",
+                help="The command is flaky: run trees again until the answer has this "
+                "confidence, like 0.95.",
+            ),
+        ] = None,
+        repeats: Annotated[
+            int,
+            typer.Option(
+                min=5,
+                max=1000,
+                metavar="N",
+                help="With --confidence: at most so many runs of each end.",
+            ),
+        ] = 20,
         restart: Annotated[
             bool,
             typer.Option("--restart", help="Forget what an interrupted run learned."),
@@ -217,6 +239,8 @@ def register(app: typer.Typer) -> None:
             keep=kept,
             work=work,
             offline=session.offline,
+            confidence=confidence,
+            repeats=repeats,
         )
         ground = prepare(
             session.series, session.cache, session.offline, session.progress
@@ -231,5 +255,40 @@ def register(app: typer.Typer) -> None:
                 progress=session.progress,
             )
         return Outcome(report.document(), lambda: report_text(report), report.code)
+
+    @command(group, "export", epilog=EXPORT_EXAMPLE)
+    def export(
+        session: Session,
+        into: Annotated[
+            Path, typer.Option(metavar="REPO", help="Repository to write into.")
+        ],
+        good: GoodOption = "base",
+        bad: BadOption = "full",
+        ref: Annotated[
+            str,
+            typer.Option(
+                metavar="PREFIX", help="The two refs are PREFIX/good and PREFIX/bad."
+            ),
+        ] = "refs/stackctl",
+    ) -> Outcome:
+        """Write the composed commits into a repository, for plain `git bisect`.
+
+        One commit per patch, with the patch's author; the trees are those that
+        `stackctl bisect` tries. Nothing else in the repository changes.
+        """
+        from stackctl.bisect.export import export_commits
+
+        written = export_commits(
+            session.series,
+            session.cache,
+            into,
+            ref,
+            good,
+            bad,
+            offline=session.offline,
+            progress=session.progress,
+        )
+        document = written.document()
+        return Outcome(document, written.text)
 
     app.add_typer(group)

@@ -396,3 +396,112 @@ def test_one_of_run_and_gate_is_needed(tmp_path: Path) -> None:
     assert run("bisect", "--json", cwd=project.folder).code == 2
     both = ("bisect", "--run", "true", "--gate", "x", "--json")
     assert run(*both, cwd=project.folder).code == 2
+
+
+def flaky(low: int, high: int, mark: str, folder: Path) -> str:
+    """A command that is bad in `low` of 20 runs, or in `high` once `mark` is there.
+
+    Which runs are bad depends on a count that every run raises, spread by a constant.
+    """
+    return (
+        f"n=$(cat {folder}/n 2>/dev/null || echo 0); echo $((n + 1)) > {folder}/n; "
+        f"r=$(( n * 7 % 20 )); if [ -e marks/{mark} ]; then [ $r -ge {high} ]; "
+        f"else [ $r -ge {low} ]; fi"
+    )
+
+
+def test_a_flaky_command_is_repeated_until_the_answer_is_sure(tmp_path: Path) -> None:
+    project = many(tmp_path / "p")
+    command = flaky(2, 17, "12", tmp_path)
+    words = ("bisect", "--run", command, "--confidence", "0.95", "--json")
+    done = run(*words, cwd=project.folder)
+    assert done.code == 0, done.out
+    answer = done.json
+    assert answer["culprit"]["subject"] == "patch 12"
+    assert answer["confidence"] >= 0.95
+    assert answer["evaluations"] > 15
+    assert answer["good"]["runs"] >= 1 and answer["bad"]["runs"] >= 1
+    assert "--confidence 0.95 --repeats 20" in answer["reproduce"][0]
+    assert "rates of bad runs" in answer["notes"][0]
+
+
+@pytest.mark.parametrize("options", [(), ("--subsets",)])
+def test_ends_that_overlap_are_noise_and_nobody_is_blamed(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    project = many(tmp_path / "p", 6, 3)
+    command = flaky(6, 6, "4", tmp_path)
+    done = run(
+        "bisect", "--run", command, "--confidence", "0.95", "--repeats", "10", "--json",
+        *options, cwd=project.folder,
+    )  # fmt: skip
+    assert (done.code, done.json["kind"]) == (7, "noise")
+    assert done.json["culprit"] is None
+    assert done.json["evaluations"] == 20
+    assert "no patch can be blamed" in done.json["message"]
+
+
+def test_an_interrupted_noisy_search_goes_on(tmp_path: Path) -> None:
+    project = many(tmp_path / "p")
+    command = noting(
+        tmp_path, f"test -e {tmp_path}/stop && [ $(wc -l < {tmp_path}/tried) -eq 14 ] "
+        "&& exit 200; test ! -e marks/7"
+    )  # fmt: skip
+    words = ("bisect", "--run", command, "--confidence", "0.99", "--json")
+    (tmp_path / "stop").touch()
+    assert run(*words, cwd=project.folder).code == 9
+    assert len(tried(tmp_path)) == 14
+    (tmp_path / "stop").unlink()
+    done = run(*words, cwd=project.folder)
+    assert done.json["culprit"]["subject"] == "patch 7"
+    assert done.json["work"]["replayed"] == 13
+    assert len(tried(tmp_path)) == done.json["evaluations"] + 1
+
+
+def test_a_flaky_command_over_subsets(tmp_path: Path) -> None:
+    project = many(tmp_path / "p", 5, 1)
+    command = (
+        f"n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n + 1)) > {tmp_path}/n; "
+        "r=$(( n * 7 % 20 )); if [ -e marks/2 ] && [ -e marks/4 ]; then [ $r -ge 18 ]; "
+        "else [ $r -ge 1 ]; fi"
+    )
+    done = run(
+        "bisect", "--run", command, "--subsets", "--confidence", "0.9", "--json",
+        cwd=project.folder,
+    )  # fmt: skip
+    assert done.json["kind"] == "interaction", done.out
+    assert [each["set"] for each in done.json["culprits"]] == ["s2", "s4"]
+    assert done.json["confidence"] == 0.9
+
+
+def test_export_lets_plain_git_find_the_same_patch(tmp_path: Path) -> None:
+    project = many(tmp_path / "p")
+    target = Repo(tmp_path / "target")
+    target.commit("unrelated\n", {"x": "y"})
+    before = target.git("for-each-ref", "refs/heads")
+    done = run("bisect", "export", "--into", target.path, "--json", cwd=project.folder)
+    assert done.code == 0, done.err
+    start, bisect_run = done.json["commands"]
+    assert start == (
+        f"git -C {target.path} bisect start refs/stackctl/bad refs/stackctl/good"
+    )
+    assert done.json["patches"] == 20
+    assert target.git("for-each-ref", "refs/heads") == before
+    assert target.git("status", "--porcelain") == ""
+    target.git(*start.split()[3:])
+    out = target.git("bisect", "run", "sh", "-c", "test ! -e marks/13")
+    ours = run("bisect", "--run", "test ! -e marks/13", "--json", cwd=project.folder)
+    assert f"{ours.json['culprit']['commit']} is the first bad commit" in out
+    assert bisect_run.endswith("bisect run CMD")
+    target.git("bisect", "reset")
+    again = run("bisect", "export", "--into", target.path, "--json", cwd=project.folder)
+    assert again.json == done.json
+    nowhere = run("bisect", "export", "--into", tmp_path, "--json", cwd=project.folder)
+    assert nowhere.code == 3
+
+
+def test_options_before_a_command_of_the_group_are_refused(tmp_path: Path) -> None:
+    project = many(tmp_path / "p", 2, 1)
+    done = run("bisect", "--good", "s1", "export", "--into", "x", cwd=project.folder)
+    assert done.code == 2
+    assert "write it after `export`" in done.err
