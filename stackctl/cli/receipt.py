@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from stackctl.gates.receipt import Receipt
     from stackctl.gates.receipt.store import Shelf
 
-EXAMPLE = "Examples: stackctl receipt show kpool-speed; stackctl receipt verify --json"
+EXAMPLE = (
+    "Examples: stackctl receipt show kpool-speed; stackctl receipt verify; "
+    "stackctl receipt stale --json"
+)
 
 _FILES = typer.Argument(
     metavar="[FILE]...",
@@ -479,6 +482,54 @@ def register(app: typer.Typer) -> None:
         return Outcome(
             {"receipts": documents},
             lambda: _list_text(documents, shelf, "verify"),
+            _code(documents),
+        )
+
+    @command(group, "stale", epilog="Example: stackctl receipt stale kpool-speed")
+    def stale(
+        session: Session,
+        files: Annotated[list[str] | None, _FILES] = None,
+        model: Annotated[
+            str | None,
+            typer.Option(
+                metavar="PATH", help="The model in use: compare its name and files too."
+            ),
+        ] = None,
+    ) -> Outcome:
+        """Say which receipts are about something else than the project as it is now.
+
+        Compared are the arms' trees, the gate's files, the rule and the claims, and
+        with --model the model. Exit 1 where anything changed.
+        """
+        from stackctl.gates.receipt.stale import ProjectState
+        from stackctl.gates.receipt.stale import stale as changes
+
+        asked, shelf = _asked(session, files)
+        identity = None
+        if model is not None:
+            from stackctl.gates.run import model_identity
+
+            identity = model_identity(model)
+        state = ProjectState(
+            session.series,
+            session.cache,
+            offline=session.offline,
+            progress=session.progress,
+            model=identity,
+        )
+        documents = []
+        for item in asked:
+            if item.receipt is None:
+                documents.append(_bad(session, item))
+                continue
+            changed = changes(item.receipt, state)
+            documents.append(
+                _summary(session, item.receipt)
+                | {"ok": not changed, "reasons": changed}
+            )
+        return Outcome(
+            {"receipts": documents},
+            lambda: _list_text(documents, shelf, "stale"),
             _code(documents),
         )
 

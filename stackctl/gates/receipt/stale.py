@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changed since a receipt was written: a stale receipt is about something else.
+
+Only what a receipt is bound to counts: the arms' trees and switches, the gate's files,
+the rule and the claims, the model's revision. The scope (hardware, host, versions) does
+not; nor does a composition id, which another commit message changes and no file.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import stackctl
+from stackctl.errors import InputError
+from stackctl.fsutil import read_regular
+from stackctl.gates.arms import ComposedTrees
+from stackctl.gates.model import Gate
+from stackctl.gates.receipt.model import BoundFile, Receipt
+from stackctl.model.canonical import canonical_json
+from stackctl.model.fields import show
+from stackctl.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from stackctl.cache import Cache
+    from stackctl.model.series import Series
+
+MAX_FILE: Final = 256 * 1024 * 1024
+"""Largest bound file that is read."""
+
+_GENERATED: Final = "generated:"
+
+
+class ProjectState:
+    """What a project is now, looked at once for all receipts.
+
+    Args:
+        series: The series.
+        cache: Store and facts of its compositions.
+        offline: Never use the network.
+        progress: Told what is being done.
+        model: Identity of the model in use (`name`, `revision`, `sha256`), where the
+            user names it.
+    """
+
+    def __init__(
+        self,
+        series: "Series",
+        cache: "Cache",
+        *,
+        offline: bool = False,
+        progress: Progress = SILENT,
+        model: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.project: Path = series.root
+        self.model = model
+        self._trees = ComposedTrees(series, cache, offline, progress)
+        self._sets = frozenset(item.name for item in series.sets)
+        self._digests: dict[str, str | None] = {}
+        self._gates: dict[str, Gate | None] = {}
+
+    def tree(self, definition: str) -> str | None:
+        """Return the tree that an arm's definition means now.
+
+        Args:
+            definition: `base`, `composed`, `only:SET`, ...
+
+        Returns:
+            The tree's id; None where the series has no such arm any more.
+
+        Raises:
+            StackctlError: The series does not compose.
+        """
+        word, _, names = definition.partition(":")
+        if word in {"only", "without", "upto"} and not self._sets >= {
+            *names.split(",")
+        }:
+            return None
+        return self._trees.find(definition).tree
+
+    def sha256(self, file: BoundFile) -> str | None:
+        """Return the digest that a bound file has now, None where it is gone."""
+        if file.path not in self._digests:
+            self._digests[file.path] = self._read(file.path)
+        return self._digests[file.path]
+
+    def _read(self, name: str) -> str | None:
+        # The program's own files are those that would run now.
+        own = name.startswith("stackctl/")
+        root = Path(stackctl.__file__).parents[1] if own else self.project
+        try:
+            data = read_regular(root / name, MAX_FILE)
+        except InputError:
+            return None
+        return hashlib.sha256(data).hexdigest()
+
+    def gate(self, name: str) -> Gate | None:
+        """Return a gate as the project declares it now, None where it does not."""
+        if name not in self._gates:
+            from stackctl.gates.model import FOLDER, load_gate
+
+            file = self.project / FOLDER / f"{name}.toml"
+            self._gates[name] = load_gate(file) if file.is_file() else None
+        return self._gates[name]
+
+
+def stale(receipt: Receipt, state: ProjectState) -> list[str]:
+    """Say what changed since a receipt was written.
+
+    Args:
+        receipt: The receipt.
+        state: What the project is now.
+
+    Returns:
+        One sentence for each change; empty for a receipt that is about what is now.
+
+    Raises:
+        StackctlError: The series, or a gate's file, cannot be read or composed.
+    """
+    return [
+        *_arms(receipt, state),
+        *_files(receipt, state),
+        *_declared(receipt, state),
+        *_model(receipt, state),
+    ]
+
+
+def _arms(receipt: Receipt, state: ProjectState) -> list[str]:
+    said = []
+    for name, arm in sorted(receipt.arms.items()):
+        if arm.tree is None or arm.definition.startswith("tree:"):
+            continue
+        now = state.tree(arm.definition)
+        called = f"arm {name} ({arm.definition})"
+        if now is None:
+            said.append(f"{called}: the series has no such set any more")
+        elif now != arm.tree:
+            said.append(f"{called}: the tree was {arm.tree[:12]}, is {now[:12]} now")
+    return said
+
+
+def _files(receipt: Receipt, state: ProjectState) -> list[str]:
+    said = []
+    for file in receipt.predicate.bound.files:
+        if file.path.startswith(_GENERATED):
+            continue  # they follow from the gate's file and from code, which are here
+        now = state.sha256(file)
+        if now is None:
+            said.append(f"{file.path} ({file.role}): is gone")
+        elif now != file.sha256:
+            said.append(f"{file.path} ({file.role}): changed")
+    return said
+
+
+def _declared(receipt: Receipt, state: ProjectState) -> list[str]:
+    gate = state.gate(receipt.gate)
+    if gate is None:
+        return [f"gate {receipt.gate}: the project has none of that name any more"]
+    bound = receipt.predicate.bound
+    said = _changes("rule", bound.rule, gate.rule.document())
+    before = {str(claim.get("name")): claim for claim in bound.claims}
+    now = {claim.name: claim.document() for claim in gate.claims}
+    for name in sorted({*before, *now}):
+        if name not in now:
+            said.append(f"claim {name}: is gone")
+        elif name not in before:
+            said.append(f"claim {name}: is new")
+        else:
+            said += _changes(f"claim {name}", before[name], now[name])
+    return said
+
+
+def _changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{what}: `{key}` was {_short(before.get(key))}, is {_short(now.get(key))} now"
+        for key in sorted({*before, *now})
+        if canonical_json(before.get(key)) != canonical_json(now.get(key))
+    ]
+
+
+def _short(value: object) -> str:
+    return show(value).removeprefix("the number ")
+
+
+def _model(receipt: Receipt, state: ProjectState) -> list[str]:
+    model, now = receipt.predicate.bound.model, state.model
+    if model is None or now is None:
+        return []
+    return [
+        f"model: `{key}` was {_short(was)}, is {_short(now[key])} now"
+        for key in ("name", "revision", "sha256")
+        if (was := getattr(model, key)) is not None
+        and now.get(key) is not None
+        and was != now[key]
+    ]

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A receipt's life: written by a real run, verified, outdated by what changes."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gating import add_gate, arms, gate_project
+from support import Project, run
+
+SCRIPT = """
+import helper
+helper.twice(1)
+texts = {n: (Path(a["tree"]) / "pkg/core.py").read_text() for n, a in arms.items()}
+say(cases("line ten" not in texts["base"], "line ten" in texts["on"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with a gate that was run once."""
+    project = gate_project(tmp_path_factory.mktemp("receipts") / "project")
+    add_gate(project, "texts", SCRIPT, arms(base="base", on="composed"))
+    helper = project.folder / "ci" / "gates" / "helper.py"
+    helper.write_text("def twice(x):\n    return 2 * x\n")
+    done = run("gate", "run", "texts", "--json", cwd=project.folder)
+    assert done.code == 0, done.json
+    return project
+
+
+@pytest.fixture
+def project(told: Project, tmp_path: Path) -> Path:
+    """A copy of it, to change."""
+    return Path(shutil.copytree(told.folder, tmp_path / "project", symlinks=True))
+
+
+def receipt(project: Path, *args: str) -> Any:
+    return run("receipt", *args, "--json", cwd=project)
+
+
+def changed(project: Path) -> list[str]:
+    result = receipt(project, "stale")
+    (found,) = result.json["receipts"]
+    assert result.code == (0 if found["ok"] else 1)
+    assert found["ok"] == (not found["reasons"])
+    return list(found["reasons"])
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_what_was_just_run_is_verified_and_fresh(project: Path) -> None:
+    assert receipt(project, "verify").json["receipts"][0]["ok"]
+    assert changed(project) == []
+    statement = receipt(project, "show", "texts").json["receipts"][0]["statement"]
+    composed = run("compose", "--json", cwd=project).json
+    assert {s["name"]: s["digest"] for s in statement["subject"]} == {
+        "arm:base": {"gitTree": composed["base"]["tree"]},
+        "arm:on": {"gitTree": composed["tree"]},
+        "composition:on": {"sha256": composed["composition"]},
+    }
+    assert str(project) not in json.dumps(statement)
+
+
+def test_a_changed_patch_makes_it_stale(project: Path) -> None:
+    patch = next((project / "patches" / "alpha").glob("0001-*"))
+    edit(patch, "+line ten", "+line TEN")
+    shutil.rmtree(project / "patches" / "beta")
+    edit(project / "series.toml", 'patches = "patches/beta"', "draft = true")
+    (reason,) = changed(project)
+    assert reason.startswith("arm on (composed): the tree was ")
+
+
+def test_another_commit_message_does_not(project: Path) -> None:
+    patch = next((project / "patches" / "alpha").glob("0001-*"))
+    edit(patch, "Why, in words.", "Why, in other words.")
+    assert changed(project) == []
+
+
+def test_a_changed_script_or_import_makes_it_stale(project: Path) -> None:
+    gates = project / "ci" / "gates"
+    edit(gates / "helper.py", "2 * x", "x + x")
+    assert changed(project) == ["ci/gates/helper.py (code): changed"]
+    script = next(path for path in gates.glob("*.py") if path.name != "helper.py")
+    script.unlink()
+    assert f"ci/gates/{script.name} (script): is gone" in changed(project)
+
+
+def test_a_changed_rule_is_told_by_its_key(project: Path) -> None:
+    gate = project / "ci" / "gates" / "texts.toml"
+    rule = '[rule]\nstatistic = "all-equal"\nconfidence = 0.9\n'
+    gate.write_text(gate.read_text() + rule)
+    assert changed(project) == [
+        "ci/gates/texts.toml (gate): changed",
+        "rule: `confidence` was 0.95, is 0.9 now",
+    ]
+
+
+def test_a_gate_that_is_gone_is_told(project: Path) -> None:
+    (project / "ci" / "gates" / "texts.toml").unlink()
+    assert "the project has none of that name any more" in changed(project)[-1]
+
+
+def test_a_set_that_is_gone_is_told(told: Project, tmp_path: Path) -> None:
+    project = Path(shutil.copytree(told.folder, tmp_path / "project", symlinks=True))
+    add = ["--arm", "on=only:gamma"]
+    done = run("gate", "run", "texts", *add, "--json", cwd=project)
+    assert done.json["verdict"] == "rejected"
+    text = (project / "series.toml").read_text()
+    head, _, _ = text.partition('[[set]]\nname = "gamma"')
+    (project / "series.toml").write_text(head)
+    result = receipt(project, "stale", done.json["receipt"])
+    assert result.code == 1
+    assert (
+        "arm on (only:gamma): the series has no such set any more"
+        in result.json["receipts"][0]["reasons"]
+    )
+
+
+def test_a_series_that_does_not_compose_is_an_error_not_an_answer(
+    project: Path,
+) -> None:
+    patch = next((project / "patches" / "alpha").glob("0001-*"))
+    edit(patch, "-line 10", "-line 11")
+    result = receipt(project, "stale")
+    assert result.code == 5
+    assert result.json["error"]["where"]["set"] == "alpha"
+
+
+def test_a_damaged_receipt_is_3_and_says_where(project: Path) -> None:
+    (path,) = (project / "receipts" / "texts").glob("*.json")
+    data = path.read_bytes().replace(b'"equal":true', b'"equal":false', 1)
+    path.write_bytes(data)
+    for command in ("verify", "stale", "show"):
+        result = receipt(project, command)
+        assert result.code == 3, command
+        (found,) = result.json["receipts"]
+        assert found["kind"] == "receipt-digest"
+        assert str(path) in found["reasons"][0]
