@@ -113,6 +113,14 @@ def register(app: typer.Typer) -> None:
                 help="Cut it although something is missing; the tag says so, and why.",
             ),
         ] = None,
+        component: Annotated[
+            list[Path] | None,
+            typer.Option(
+                metavar="FILE",
+                help="The series.lock of a further component of the release, with its "
+                "series beside it (several times).",
+            ),
+        ] = None,
         dry_run: Annotated[
             bool, typer.Option("--dry-run", help="Check all of it and write nothing.")
         ] = False,
@@ -133,7 +141,14 @@ def register(app: typer.Typer) -> None:
             raise UsageError("--into names the repository that gets the tag")
         if force_missing is not None and not force_missing.strip():
             raise UsageError("--force-missing needs a reason: it is kept in the tag")
-        wish = Wish(name, shapes[shape], sign, force_missing, session.offline)
+        wish = Wish(
+            name,
+            shapes[shape],
+            sign,
+            force_missing,
+            session.offline,
+            tuple(component or ()),
+        )
         cutter = Cutter(session.series, session.cache, into, session.progress)
         done = cutter.cut(wish, write=not dry_run)
         code = ExitCode.NO

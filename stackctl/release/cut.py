@@ -1,61 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cutting an integration tag: check everything, then write all of it or nothing."""
 
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from stackctl.cache import Cache
-from stackctl.compose.lock import make_lock
 from stackctl.compose.model import Composition
-from stackctl.compose.pins import Pins, PinState
 from stackctl.compose.publish import publish_together
-from stackctl.compose.resolutions import FOLDER as RESOLUTIONS
-from stackctl.compose.resolutions import SUFFIX
-from stackctl.errors import InputError, StackctlError, UsageError
-from stackctl.fsutil import read_regular
+from stackctl.errors import StackctlError, UsageError
 from stackctl.git.command import HermeticGit
 from stackctl.git.objects import COMMITTER, TAG
 from stackctl.git.packs import PackWriter
 from stackctl.model.fields import escape
 from stackctl.model.ids import CommitId, Sha256
 from stackctl.model.lock import FILE_NAME as LOCK_FILE
-from stackctl.model.lock import MAX_BYTES as MAX_LOCK
-from stackctl.model.lock import Content, composition_id, difference, parse_lock
+from stackctl.model.lock import Content, composition_id, parse_lock
 from stackctl.model.series import FILE_NAME as SERIES_FILE
-from stackctl.model.series import MAX_BYTES as MAX_SERIES
-from stackctl.model.series import Series
+from stackctl.model.series import Series, load_series
 from stackctl.progress import SILENT, Progress
-from stackctl.release.authors import authors_by_set
-from stackctl.release.changes import Changes, check_changes
-from stackctl.release.earlier import Earlier, earlier_releases, repository_or_none
-from stackctl.release.fragments import FOLDER as CHANGES
-from stackctl.release.fragments import load_fragments
-from stackctl.release.gates import GateState, gate_states
-from stackctl.release.images import ImageState, image_states
+from stackctl.release.earlier import repository_or_none
 from stackctl.release.message import REF, TAGS, Tag, TagMessage, one_line, tag_body
-from stackctl.release.notes import render_notes
-from stackctl.release.proof import Repository, write_proof
+from stackctl.release.part import Part
+from stackctl.release.proof import COMPONENTS, Repository, write_proof
 from stackctl.release.shape import Shape, committed_when, shape_commit
 from stackctl.release.signing import sign_tag
 from stackctl.release.statement import (
-    NOTES_FILE,
     PROVENANCE_FILE,
     SUMMARY_FILE,
     Check,
     digest,
-    patch_paths,
-    provenance,
     summary,
     to_bytes,
 )
 from stackctl.scratch import scratch_folder
-
-MAX_FILE: Final = 256 << 20
-"""Largest file that a proof carries: bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +47,7 @@ class Wish:
         sign: Sign it.
         forced: Why it is cut although something is missing; None to insist.
         offline: Never use the network.
+        components: Locks of further components, each with its series beside it.
     """
 
     tag: str
@@ -75,6 +55,7 @@ class Wish:
     sign: bool = False
     forced: str | None = None
     offline: bool = False
+    components: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +67,7 @@ class Cut:
         commit: The tagged commit.
         composition: What was composed.
         checks: What was checked.
+        components: Names and compositions of the further components.
         written: Whether the tag is there now and was not before.
         exists: Whether it was there already, exactly like this.
         proof: The commit that proves it; None where nothing is written.
@@ -97,6 +79,7 @@ class Cut:
     commit: CommitId
     composition: Composition
     checks: tuple[Check, ...]
+    components: Mapping[str, Composition] = field(default_factory=dict)
     written: bool = False
     exists: bool = False
     proof: CommitId | None = None
@@ -120,6 +103,10 @@ class Cut:
             "commit": self.commit,
             "tree": self.composition.tree,
             "composition": self.composition.composition,
+            "components": [
+                {"name": name, "tree": c.tree, "composition": c.composition}
+                for name, c in self.components.items()
+            ],
             "checks": [each.document() for each in self.checks],
             "written": self.written,
             "exists": self.exists,
@@ -128,19 +115,6 @@ class Cut:
             "proof": self.proof,
             "refs": [REF + self.tag, TAGS + self.tag],
         }
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """What the checks found, for the tag to say."""
-
-    checks: tuple[Check, ...]
-    pins: tuple[PinState, ...]
-    unchecked: tuple[str, ...]
-    gates: tuple[GateState, ...]
-    images: tuple[ImageState, ...]
-    changes: Changes
-    earlier: Earlier = field(default_factory=Earlier)
 
 
 def check_name(tag: str) -> None:
@@ -197,186 +171,83 @@ class Cutter:
             InputError: The lock is missing or differs from what is composed.
         """
         check_name(wish.tag)
-        composition = self._composed(wish.offline)
-        content = composition.content()
-        state = self._checked(wish, content)
-        commit = self._shaped(content, wish.shape)
-        done = Cut(wish.tag, commit, composition, state.checks)
+        part = self._part(self.series, wish)
+        others = self._components(wish)
+        commit = self._shaped(part, wish.shape)
+        done = Cut(
+            wish.tag,
+            commit,
+            part.composition,
+            (
+                *part.state.checks,
+                *(
+                    Check(f"{name}/{each.name}", each.ok, each.why)
+                    for name, other in others.items()
+                    for each in other.state.checks
+                ),
+            ),
+            {name: other.composition for name, other in others.items()},
+        )
         forced = one_line(wish.forced) if wish.forced and done.missing else None
         done = replace(done, forced=forced)
         if self.into is None or (done.missing and forced is None):
             return done
-        return self._written(wish, done, state, write)
+        return self._written(wish, done, part, others, write)
 
-    def _composed(self, offline: bool) -> Composition:
-        """Compose by both routes, and insist on the lock."""
-        path = self.series.root / LOCK_FILE
-        if not path.exists():
-            raise InputError(
-                f"{path} does not exist",
-                kind="no-lock",
-                hint="make it: stackctl lock",
-                where={"file": str(path)},
-            )
-        locked = parse_lock(read_regular(path, MAX_LOCK), file=str(path))
-        composition, made = make_lock(
-            self.series, self.cache, offline=offline, progress=self.progress
+    def _part(self, series: Series, wish: Wish) -> Part:
+        return Part(
+            series,
+            self.cache,
+            self.repository,
+            wish.tag,
+            offline=wish.offline,
+            progress=self.progress,
         )
-        if found := difference(locked.content, made.content):
-            raise InputError(
-                f"{path} is not what the series composes: {'; '.join(found)}",
-                kind="stale-lock",
-                hint="run `stackctl lock`, look at what changed, and commit it",
-                where={"file": str(path)},
-            )
-        return composition
 
-    def _shaped(self, content: Content, shape: Shape) -> CommitId:
-        writer = self.cache.store.writer()
+    def _components(self, wish: Wish) -> dict[str, Part]:
+        """Compose and check the further components, by the names of their series."""
+        found: dict[str, Part] = {}
+        for lock in wish.components:
+            if lock.name != LOCK_FILE:
+                raise UsageError(
+                    f"{lock}: a component is named by its {LOCK_FILE}",
+                    kind="bad-component",
+                )
+            series = load_series(lock.parent / SERIES_FILE)
+            if series.name in (self.series.name, *found):
+                raise UsageError(
+                    f"two components of the release are called {series.name}",
+                    kind="bad-component",
+                    hint="every component is a series with a name of its own",
+                )
+            found[series.name] = self._part(series, wish)
+        return found
+
+    def _shaped(self, part: Part, shape: Shape) -> CommitId:
+        store = self.cache.store
+        writer = store.writer()
         try:
-            commit = shape_commit(self.cache.store, self.series, content, shape, writer)
+            commit = shape_commit(store, self.series, part.content, shape, writer)
             writer.finish()
         except BaseException:
             writer.abort()
             raise
         return commit
 
-    def _checked(self, wish: Wish, content: Content) -> _State:
-        wanted = self.series.policy.release_requires
-        earlier = self._earlier(wish.tag)
-        changes = check_changes(
-            self.series,
-            content,
-            load_fragments(self.series.root),
-            earlier,
-            self.series.root,
-        )
-        pins, unchecked, pin_check = self._pins(wish.offline)
-        gates = gate_states(
-            self.series,
-            changes.sets,
-            self.cache,
-            offline=wish.offline,
-            progress=self.progress,
-        )
-        images: list[ImageState] = []
-        if "images" in wanted:
-            images = image_states(
-                self.series,
-                content.tree,
-                self.cache,
-                offline=wish.offline,
-                progress=self.progress,
-            )
-        checks = [
-            Check("lock", True, "both routes compose what series.lock says"),
-            pin_check,
-            *_gate_checks(gates),
-            *_image_checks(images),
-            _change_check(changes),
-        ]
-        kinds = {"pin": "pins", "gate": "gates", "image": "images", "change": "changes"}
-        checks = [
-            each
-            if each.ok or kinds.get(each.name.split(":")[0].rstrip("s")) in wanted
-            else Check(each.name, True, f"not asked for by [policy]; {each.why}")
-            for each in checks
-        ]
-        return _State(
-            tuple(checks),
-            tuple(pins),
-            unchecked,
-            tuple(gates),
-            tuple(images),
-            changes,
-            earlier,
-        )
-
-    def _earlier(self, tag: str) -> Earlier:
-        """Return the releases before a tag, also where later ones are there."""
-        found = earlier_releases(self.repository, self.series.name, without=tag)
-        if self.repository is None or self.repository.ref(TAGS + tag) is None:
-            return found
-        try:
-            proof = self.repository.read_tag(tag).message.proof
-            parents = self.repository.read_proof(proof).parents
-        except StackctlError:
-            return found  # what is wrong with it is said when it is compared
-        return replace(found.before(parents), problems=found.problems)
-
-    def _pins(self, offline: bool) -> tuple[list[PinState], tuple[str, ...], Check]:
-        pinned = [each for each in self.series.sets if each.composed and each.pinned]
-        if not pinned:
-            return [], (), Check("pins", True, "no set is pinned to a pull request")
-        if offline:
-            names = tuple(f"{e.name} {e.pull}: --offline" for e in pinned)
-            why = f"not checked, --offline: {', '.join(e.name for e in pinned)}"
-            return [], names, Check("pins", True, why)
-        states = Pins(self.series, self.cache, progress=self.progress).check()
-        counted = [each for each in states if each.counts]
-        bad = [
-            f"{each.set}: pins {each.pinned[:12]}, remote has "
-            f"{(each.remote or 'no such ref')[:12]}"
-            if each.state != "unreachable"
-            else f"{each.set}: {each.problem}"
-            for each in counted
-            if each.bad or each.state == "unreachable"
-        ]
-        if bad:
-            return states, (), Check("pins", False, "; ".join(bad))
-        return states, (), Check("pins", True, f"{len(counted)} heads have not moved")
-
-    def _files(self, state: _State) -> dict[str, bytes]:
-        """Return what the proof carries, without statements and notes."""
-        root = self.series.root
-        files = {
-            SERIES_FILE: read_regular(root / SERIES_FILE, MAX_SERIES),
-            LOCK_FILE: read_regular(root / LOCK_FILE, MAX_LOCK),
-        }
-        wanted: list[str] = []
-        for patch_set in self.series.sets:
-            wanted += patch_paths(self.series, patch_set)
-        folder = root / RESOLUTIONS
-        if folder.is_dir():
-            names = sorted(os.listdir(folder))
-            wanted += [f"{RESOLUTIONS}/{n}" for n in names if n.endswith(SUFFIX)]
-        for each in state.changes.fragments:
-            files[f"{CHANGES}/{each.id}.toml"] = each.data
-            wanted += [path for path in each.files if (root / path).is_file()]
-        for path in wanted:
-            if path not in files:
-                files[path] = read_regular(root / path, MAX_FILE)
-        for gate in state.gates:
-            files.update(gate.files)
-        return files
-
-    def _written(self, wish: Wish, done: Cut, state: _State, write: bool) -> Cut:
-        content = done.composition.content()
-        store = self.cache.store
-        files = self._files(state)
-        notes = render_notes(
-            self.series,
-            content,
-            state.changes,
-            authors_by_set(store, content),
-            title=wish.tag,
-        )
-        files[NOTES_FILE] = notes.encode()
-        files[PROVENANCE_FILE] = to_bytes(
-            provenance(
-                self.series,
-                content,
-                files,
-                tag=wish.tag,
-                commit=done.commit,
-                shape=wish.shape,
-            )
-        )
-        receipts = [each.receipt for each in state.gates if each.ok and each.receipt]
+    def _files(
+        self, wish: Wish, done: Cut, part: Part, others: Mapping[str, Part]
+    ) -> dict[str, bytes]:
+        """Return what the proof carries, by path."""
+        more: dict[str, bytes] = {}
+        for name, other in others.items():
+            own = other.files(other.content.commit, "linear", component=True)
+            more |= {f"{COMPONENTS}/{name}/{path}": own[path] for path in own}
+        files = part.files(done.commit, wish.shape, more)
+        receipts = [g.receipt for g in part.state.gates if g.ok and g.receipt]
         files[SUMMARY_FILE] = to_bytes(
             summary(
                 self.series,
-                content,
+                part.content,
                 files,
                 done.checks,
                 tag=wish.tag,
@@ -385,18 +256,25 @@ class Cutter:
                 forced=done.forced,
             )
         )
+        return files
+
+    def _written(
+        self,
+        wish: Wish,
+        done: Cut,
+        part: Part,
+        others: Mapping[str, Part],
+        write: bool,
+    ) -> Cut:
+        store = self.cache.store
+        files = self._files(wish, done, part, others)
         when = committed_when(store.commit(bytes.fromhex(done.commit)))
         with scratch_folder(store.git_dir / "scratch") as folder:
             writer = PackWriter(folder)
             try:
-                proof = write_proof(
-                    writer,
-                    files,
-                    state.earlier.heads(),
-                    when,
-                    wish.tag,
-                )
-                message = self._message(wish, done, state, files, proof)
+                parents = part.state.earlier.heads()
+                proof = write_proof(writer, files, parents, when, wish.tag)
+                message = _message(wish, done, part, others, files, proof)
                 known = self._known(wish, done, message)
                 there = self.repository and self.repository.ref(REF + wish.tag)
                 if known is not None:
@@ -413,7 +291,7 @@ class Cutter:
             except BaseException:
                 writer.abort()
                 raise
-            assert index is not None  # there is at least the tag
+            assert index is not None  # there is at least the proof
             pack = index.with_suffix(".pack").read_bytes()
         assert self.into is not None
         # The proof is named first: a tag without it is not seen, not for a moment.
@@ -461,79 +339,63 @@ class Cutter:
             raise taken(f"{REF}{wish.tag} is not where the tag says")
         return found
 
-    def _message(
-        self,
-        wish: Wish,
-        done: Cut,
-        state: _State,
-        files: Mapping[str, bytes],
-        proof: CommitId,
-    ) -> str:
-        missing = [f"{e.name}: {e.why}" for e in done.missing]
-        return tag_message(
-            wish.tag,
-            self.series,
-            done.composition.content(),
-            files,
-            shape=wish.shape,
-            receipts=[each.line for each in state.gates if each.ok],
-            images=[f"{e.ref} {e.digest or 'no digest'}" for e in state.images if e.ok],
-            not_checked=state.unchecked,
-            missing=missing,
-            forced=done.forced,
-            proof=proof,
-        ).text()
 
-
-def tag_message(
-    tag: str,
-    series: Series,
-    content: Content,
+def _message(
+    wish: Wish,
+    done: Cut,
+    part: Part,
+    others: Mapping[str, Part],
     files: Mapping[str, bytes],
-    *,
-    shape: str,
-    receipts: Sequence[str],
-    images: Sequence[str],
-    not_checked: Sequence[str],
-    missing: Sequence[str],
-    forced: str | None,
     proof: CommitId,
-) -> TagMessage:
-    """Return what a tag says.
-
-    Args:
-        tag: Name of the tag.
-        series: The series.
-        content: What was composed.
-        files: The files of the proof.
-        shape: Shape of the commits.
-        receipts: A line per receipt.
-        images: A line per image.
-        not_checked: A line per pin that was not checked.
-        missing: A line per requirement that is not met.
-        forced: Why it is cut all the same.
-        proof: The commit that proves it.
-    """
+) -> str:
+    """Return what the tag says."""
+    parts = {"": part, **{f"{name}/": other for name, other in others.items()}}
+    receipts, images, not_checked = [], [], []
+    for prefix, each in parts.items():
+        receipts += [prefix + g.line for g in each.state.gates if g.ok and g.receipt]
+        images += [
+            f"{prefix}{i.ref} {i.digest or 'no digest'}"
+            for i in each.state.images
+            if i.ok
+        ]
+        not_checked += [prefix + text for text in each.state.unchecked]
+    content = part.content
     return TagMessage(
-        tag=tag,
-        series=series.name,
+        tag=wish.tag,
+        series=part.series.name,
         composition=composition_id(content),
         tree=content.tree,
         content_sha256=content.content_sha256,
         base=content.base.identity,
         base_tree=content.base.tree,
-        shape=shape,
+        shape=wish.shape,
         sets=tuple(set_lines(content)),
         receipts=tuple(map(one_line, receipts)),
         images=tuple(map(one_line, images)),
-        components=(),
+        components=tuple(component_line(name, files) for name in sorted(others)),
         not_checked=tuple(map(one_line, not_checked)),
-        missing=tuple(map(one_line, missing)),
-        forced=forced,
+        missing=tuple(one_line(f"{e.name}: {e.why}") for e in done.missing),
+        forced=done.forced,
         proof=proof,
         lock=Sha256(digest(files[LOCK_FILE])),
         provenance=Sha256(digest(files[PROVENANCE_FILE])),
         summary=Sha256(digest(files[SUMMARY_FILE])),
+    ).text()
+
+
+def component_line(name: str, files: Mapping[str, bytes]) -> str:
+    """Return what a tag says of a further component.
+
+    Args:
+        name: Name of its series.
+        files: The files of the proof, by path.
+    """
+    at = f"{COMPONENTS}/{name}/"
+    lock = parse_lock(files[at + LOCK_FILE], file=at + LOCK_FILE)
+    return (
+        f"{name}: composition {lock.composition}, tree {lock.content.tree}, "
+        f"lock {digest(files[at + LOCK_FILE])}, "
+        f"provenance {digest(files[at + PROVENANCE_FILE])}"
     )
 
 
@@ -557,22 +419,3 @@ def _differs(found: Tag, done: Cut, message: str) -> str:
         if line not in new:
             return f"it says `{escape(line, 200)}`"
     return "it says less than this one would"
-
-
-def _gate_checks(states: Sequence[GateState]) -> list[Check]:
-    if not states:
-        return [Check("gates", True, "no composed set requires a gate")]
-    return [Check(f"gate:{each.gate}", each.ok, each.why) for each in states]
-
-
-def _image_checks(states: Sequence[ImageState]) -> list[Check]:
-    if not states:
-        return [Check("images", True, "the series names no image")]
-    return [Check(f"image:{each.ref}", each.ok, each.why) for each in states]
-
-
-def _change_check(changes: Changes) -> Check:
-    if changes.problems:
-        why = "; ".join(each.message for each in changes.problems)
-        return Check("changes", False, why)
-    return Check("changes", True, f"{len(changes.new)} new change fragments")

@@ -107,12 +107,16 @@ def _read(repository: Repository, tag: str, series: str) -> Release | None:
 
 
 def _release(proof: Proof, tag: str, series: str) -> Release | None:
+    """Return what a proof carries of a series, None where that is not a part of it."""
     for name in (SERIES_FILE, LOCK_FILE):
         if name not in proof.files:
             raise InputError(f"the proof of {tag} has no {name}", kind="bad-proof")
     text = decode(proof.files[SERIES_FILE], f"{SERIES_FILE} of {tag}")
     if parse_series(text, file=f"{SERIES_FILE} of {tag}").name != series:
-        return None
+        inner = proof.part(series)
+        if SERIES_FILE not in inner.files:
+            return None
+        return _release(inner, tag, series)
     lock = parse_lock(proof.files[LOCK_FILE], file=f"{LOCK_FILE} of {tag}")
     return Release(
         tag, proof.commit, proof.parents, lock.content, carried_fragments(proof)
@@ -131,22 +135,20 @@ def ancestry(
 
     Raises:
         PinError: A proof is missing.
-        InputError: A proof cannot be read, or is one of another series.
+        InputError: A proof cannot be read.
     """
     found: dict[CommitId, Release] = {}
+    seen: set[CommitId] = set()
     queue = list(parents)
     while queue:
         commit = queue.pop()
-        if commit in found:
+        if commit in seen:
             continue
         proof = repository.read_proof(commit)
+        seen.add(commit)
         release = _release(proof, proof.tag, series)
-        if release is None:
-            raise InputError(
-                f"the proof stands on {commit}, which is of another series",
-                kind="bad-proof",
-            )
-        found[commit] = release
+        if release is not None:
+            found[commit] = release
         queue += proof.parents
     return Earlier(tuple(_in_order(found)))
 

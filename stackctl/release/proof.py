@@ -7,7 +7,7 @@ the proofs of a series form a line.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,9 @@ MAX_FILES: Final = 50_000
 
 MAX_BYTES: Final = 1 << 30
 """Most bytes of all files of a proof."""
+
+COMPONENTS: Final = "components"
+"""Folder of a proof with a folder of its own for every further component."""
 
 SUBJECT: Final = "Proof of "
 """How the message of a proof's commit starts; the name of the tag follows."""
@@ -189,6 +192,16 @@ class Proof:
     def tag(self) -> str:
         """The tag that it says it proves."""
         return self.subject.removeprefix(SUBJECT)
+
+    def part(self, component: str) -> "Proof":
+        """Return what it carries of a further component, as a proof of its own."""
+        start = f"{COMPONENTS}/{component}/"
+        files = {
+            path.removeprefix(start): data
+            for path, data in self.files.items()
+            if path.startswith(start)
+        }
+        return replace(self, files=files)
 
     def below(self, folder: str) -> dict[str, bytes]:
         """Return the files of a folder, by their whole paths."""

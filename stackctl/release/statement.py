@@ -24,6 +24,7 @@ from stackctl.model.series import FILE_NAME as SERIES_FILE
 from stackctl.model.series import GitBase, PatchSet, PypiBase, Series
 from stackctl.release.fragments import FOLDER as CHANGES
 from stackctl.release.message import TAGS
+from stackctl.release.proof import COMPONENTS
 
 STATEMENT: Final = "https://in-toto.io/Statement/v1"
 PROVENANCE: Final = "https://slsa.dev/provenance/v1"
@@ -76,11 +77,21 @@ def patch_paths(series: Series, patch_set: PatchSet) -> list[str]:
     ]
 
 
-def _subject(tag: str, commit: CommitId, content: Content) -> list[dict[str, Any]]:
+def component_names(files: Mapping[str, bytes]) -> list[str]:
+    """Return the names of the further components that a proof carries, sorted.
+
+    Args:
+        files: The files of the proof, by path.
+    """
+    parts = (path.split("/") for path in files)
+    return sorted({p[1] for p in parts if p[0] == COMPONENTS and len(p) > 2})
+
+
+def _subject(name: str, commit: CommitId, content: Content) -> list[dict[str, Any]]:
     return [
-        {"name": TAGS + tag, "digest": {"gitCommit": commit}},
+        {"name": name, "digest": {"gitCommit": commit}},
         {
-            "name": f"tree of {TAGS}{tag}",
+            "name": f"tree of {name}",
             "digest": {"gitTree": content.tree},
             "annotations": {"contentSha256": content.content_sha256},
         },
@@ -140,6 +151,7 @@ def provenance(
     tag: str,
     commit: CommitId,
     shape: str,
+    component: bool = False,
     version: str = __version__,
 ) -> dict[str, Any]:
     """Return the provenance of a tag as an in-toto statement.
@@ -151,8 +163,10 @@ def provenance(
         tag: Name of the tag.
         commit: The tagged commit.
         shape: Shape of the commits.
+        component: It is about a further component, whose commits the tag does not have.
         version: Version of stackctl that cut the tag.
     """
+    name = f"{series.name} of {TAGS}{tag}" if component else TAGS + tag
     kept = sorted(
         path
         for path in files
@@ -160,7 +174,7 @@ def provenance(
     )
     return {
         "_type": STATEMENT,
-        "subject": _subject(tag, commit, content),
+        "subject": _subject(name, commit, content),
         "predicateType": PROVENANCE,
         "predicate": {
             "buildDefinition": {
@@ -172,6 +186,7 @@ def provenance(
                     "base": content.base.identity,
                     "sets": [each.name for each in select(series) if each.composed],
                     "shape": shape,
+                    "components": component_names(files),
                 },
                 "internalParameters": {"composition": composition_id(content)},
                 "resolvedDependencies": _dependencies(series, content, files),
@@ -235,7 +250,7 @@ def summary(
         predicate["stackctl_forced"] = forced
     return {
         "_type": STATEMENT,
-        "subject": _subject(tag, commit, content),
+        "subject": _subject(TAGS + tag, commit, content),
         "predicateType": SUMMARY,
         "predicate": predicate,
     }

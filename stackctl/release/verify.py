@@ -29,14 +29,14 @@ from stackctl.model.series import ArchiveBase, PathBase, Series, load_series
 from stackctl.progress import SILENT, Progress
 from stackctl.release.authors import authors_by_set
 from stackctl.release.changes import Changes, check_changes, composed_sets
-from stackctl.release.cut import check_name, set_lines
+from stackctl.release.cut import check_name, component_line, set_lines
 from stackctl.release.earlier import ancestry
 from stackctl.release.fragments import load_fragments
 from stackctl.release.gates import GateState, gate_states
 from stackctl.release.images import image_states
 from stackctl.release.message import REF, TAGS, Tag, TagMessage
 from stackctl.release.notes import render_notes
-from stackctl.release.proof import Proof, Repository
+from stackctl.release.proof import COMPONENTS, Proof, Repository
 from stackctl.release.shape import SHAPES, shape_commit
 from stackctl.release.signing import Signature, check_signature
 from stackctl.release.statement import (
@@ -44,6 +44,7 @@ from stackctl.release.statement import (
     PROVENANCE_FILE,
     SUMMARY_FILE,
     Check,
+    component_names,
     digest,
     provenance,
     summary,
@@ -126,6 +127,8 @@ class _Checks:
 
     def __init__(self) -> None:
         self.found: list[Check] = []
+        self.scratch = ""
+        """A folder of this run, whose name says nothing to anybody."""
 
     def add(self, name: str, problems: Sequence[str], why: str) -> bool:
         """Add a check: what is wrong, or else why it holds."""
@@ -144,6 +147,8 @@ class _Checks:
             raise  # not an answer: it can be asked again with the network
         except StackctlError as error:
             problems, why = [error.message], ""
+        if self.scratch:
+            problems = [each.replace(self.scratch, "") for each in problems]
         return self.add(name, problems, why)
 
 
@@ -191,8 +196,20 @@ class Verifier:
         if proof is not None:
             with scratch_folder(self.cache.store.git_dir / "scratch") as folder:
                 _lay_out(proof, folder)
+                checks.scratch = f"{folder}/"
                 run = _Run(self, tag, proof, folder, demands, checks)
                 composition = run.all()
+                checks.attempt("components", lambda: _components(tag.message, proof))
+                for name in component_names(proof.files):
+                    _Component(
+                        self,
+                        tag,
+                        proof.part(name),
+                        folder / COMPONENTS / name,
+                        demands,
+                        checks,
+                        name,
+                    ).all()
         _forced(tag.message, demands, checks)
         return Verified(
             name,
@@ -249,6 +266,22 @@ def _forced(message: TagMessage, demands: Demands, checks: _Checks) -> None:
     checks.add("complete", [why] if bad else [], why)
 
 
+def _components(message: TagMessage, proof: Proof) -> tuple[list[str], str]:
+    """The further components: those that the tag names, and no others."""
+    names = component_names(proof.files)
+    for name in names:
+        files = proof.part(name).files
+        for path in (SERIES_FILE, LOCK_FILE, PROVENANCE_FILE, NOTES_FILE):
+            if path not in files:
+                return [f"{COMPONENTS}/{name}/{path} is missing"], ""
+    wanted = tuple(component_line(name, proof.files) for name in names)
+    problems = [f"the proof has {each}" for each in wanted
+                if each not in message.components]  # fmt: skip
+    problems += [f"the tag names {each}" for each in message.components
+                 if each not in wanted]  # fmt: skip
+    return problems, f"{len(names)} further components" if names else "there are none"
+
+
 def _lay_out(proof: Proof, folder: Path) -> None:
     """Write the files of a proof below an empty folder of ours."""
     for path, data in proof.files.items():
@@ -266,6 +299,11 @@ def _lay_out(proof: Proof, folder: Path) -> None:
 
 class _Run:
     """The checks that need the files of the proof."""
+
+    prefix = ""
+    """What the names of checks, receipts and missing requirements start with."""
+
+    component = False
 
     def __init__(
         self,
@@ -301,7 +339,7 @@ class _Run:
 
     def all(self) -> Composition | None:
         """Make every check that can be made; return what was composed."""
-        add = self.checks.attempt
+        add = self._add
         add("digests", self._digests)
         add("lock", self._lock)
         add("series", self._series)
@@ -320,6 +358,17 @@ class _Run:
             if self.demands.images:
                 add("images", self._images)
         return self.composition
+
+    def _add(self, name: str, make: Callable[[], tuple[list[str], str]]) -> None:
+        self.checks.attempt(self.prefix + name, make)
+
+    def _mine(self, lines: Sequence[str]) -> list[str]:
+        """Return the lines of a message that are about this part, without its name."""
+        if self.prefix:
+            start = self.prefix
+            return [x.removeprefix(start) for x in lines if x.startswith(start)]
+        # The name of a series and a slash: no gate, pin or check has one before.
+        return [x for x in lines if "/" not in re.split("[: ]", x, maxsplit=1)[0]]
 
     def _digests(self) -> tuple[list[str], str]:
         """The files that the tag names by digest."""
@@ -461,8 +510,9 @@ class _Run:
             self.content,
             self.files,
             tag=self.said.tag,
-            commit=self.tag.commit,
-            shape=self.said.shape,
+            commit=self.content.commit if self.component else self.tag.commit,
+            shape="linear" if self.component else self.said.shape,
+            component=self.component,
             version=_version(found, "runDetails", "builder"),
         )
         text = json_difference(wanted, found)
@@ -485,8 +535,9 @@ class _Run:
         if "gates" not in self.series.policy.release_requires:
             return [], "the series' policy asks for no receipts"
         problems = []
-        named = {line.split(" ", 1)[0]: line for line in self.said.receipts}
-        forced = [each.split(":")[1].strip() for each in self.said.missing
+        receipts = self._mine(self.said.receipts)
+        named = {line.split(" ", 1)[0]: line for line in receipts}
+        forced = [each.split(":")[1].strip() for each in self._mine(self.said.missing)
                   if each.startswith("gate:")]  # fmt: skip
         for state in self._gates():
             if state.gate in forced:
@@ -499,7 +550,7 @@ class _Run:
                 problems.append(f"{state.gate}: the tag says {said}, not {state.line}")
             named.pop(state.gate, None)
         problems += [f"{gate} is named, and no set requires it" for gate in named]
-        count = len(self.said.receipts)
+        count = len(receipts)
         return problems, f"{count} receipts hold again" + (
             f", {len(forced)} gates were missing" if forced else ""
         )
@@ -552,7 +603,8 @@ class _Run:
         changes = check_changes(
             self.series, content, load_fragments(self.folder), before, self.folder
         )
-        forced = any(each.startswith("changes:") for each in self.said.missing)
+        missing = self._mine(self.said.missing)
+        forced = any(each.startswith("changes:") for each in missing)
         if not forced and "changes" in self.series.policy.release_requires:
             problems += [each.message for each in changes.problems]
         if not problems:
@@ -585,6 +637,55 @@ class _Run:
         )
         bad = [f"{each.ref}: {each.why}" for each in states if not each.ok]
         return bad, f"{len(states)} images contain the composition"
+
+
+class _Component(_Run):
+    """The checks of a further component, whose commits the tag does not have."""
+
+    component = True
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        tag: Tag,
+        proof: Proof,
+        folder: Path,
+        demands: Demands,
+        checks: _Checks,
+        name: str,
+    ) -> None:
+        super().__init__(verifier, tag, proof, folder, demands, checks)
+        self.name = name
+        self.prefix = f"{name}/"
+
+    def all(self) -> Composition | None:
+        """Make every check that can be made; return what was composed."""
+        self._add("series", self._series)
+        if self.series is None:
+            return None
+        self._add("lock", self._own_lock)
+        self._add("compose", self._compose)
+        self._add("statement", self._statement)
+        self._add("receipts", self._receipts)
+        if self.composition is not None:
+            self._add("changes", self._changes)
+            if self.demands.images:
+                self._add("images", self._images)
+        return self.composition
+
+    def _series(self) -> tuple[list[str], str]:
+        series = load_series(self.folder / SERIES_FILE)
+        self.series = series
+        problems = []
+        if series.name != self.name:
+            problems = [f"the series is {series.name}, its folder says {self.name}"]
+        return problems, f"series.toml of {series.name} can be read"
+
+    def _own_lock(self) -> tuple[list[str], str]:
+        # That tag and lock agree is checked for all components together.
+        self.lock = parse_lock(self.files[LOCK_FILE], file=LOCK_FILE)
+        problems = [] if self.lock.canonical else [f"{LOCK_FILE} is not canonical"]
+        return problems, "series.lock can be read"
 
 
 def _table(value: object) -> dict[str, Any]:

@@ -483,6 +483,66 @@ def test_a_light_tag_and_a_tag_of_another_name_are_named(cut_tag: Path) -> None:
     assert wrong(verify(cut_tag, code=1)).keys() == {"tag"}
 
 
+# --- components ---------------------------------------------------------------------
+
+
+def test_a_release_of_several_components(
+    project: Path, into: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = releasable(tmp_path / "other/project")
+    lock = other / "series.lock"
+    same = cut(project, into, "--component", str(lock), code=2)["error"]
+    assert "called demo" in same["message"]
+    series = other / "series.toml"
+    series.write_text(
+        series.read_text().replace('name = "demo"', 'name = "kernels"')
+        .replace('name = "beta"', 'name = "beta"\ngates.required = ["g"]')
+    )  # fmt: skip
+    found = cut(project, into, "--component", str(lock), code=1)
+    assert wrong(found).keys() == {"kernels/gate:g"}
+    options = ("--component", str(lock), "--force-missing", "later")
+    done = cut(project, into, *options)
+    assert [each["name"] for each in done["components"]] == ["kernels"]
+    assert cut(project, into, *options)["exists"]
+    text = tag_body(into).decode()
+    composition = done["components"][0]["composition"]
+    assert f"\nComponent: kernels: composition {composition}, tree " in text
+    found = verify(into)
+    assert {"kernels/compose", "kernels/statement"} <= {
+        each["name"] for each in found["checks"]
+    }
+    kept = tag_body(into), git("rev-parse", f"refs/stackctl/{TAG}", cwd=into)
+
+    def again() -> None:
+        set_tag(into, kept[0])
+        git("update-ref", f"refs/stackctl/{TAG}", kept[1].decode().strip(), cwd=into)
+
+    at = "components/kernels/"
+    (name,) = (p.relative_to(other) for p in other.glob("patches/gamma/*"))
+    patch = edit(proof_file(into, f"{at}{name}"), b"Other.", b"Evil!.")
+    for path, data, named in (
+        (f"{at}{name}", patch, {"kernels/compose", "kernels/statement"}),
+        (f"{at}series.lock", edit(proof_file(into, f"{at}series.lock"), b"git", b"Git"),
+         {"components", "kernels/statement"}),
+        (f"{at}notes.md", b"none\n", {"kernels/statement", "kernels/changes"}),
+        (f"{at}series.toml", None, {"components"}),
+        ("components/more/x", b"", {"components", "more/series"}),
+    ):  # fmt: skip
+        forge(into, {path: data})
+        assert wrong(verify(into, code=1)).keys() >= named
+        again()
+    set_tag(into, re.sub(rb"Component: .*\n", b"", kept[0]))
+    assert wrong(verify(into, code=1)).keys() == {"components"}
+    # What the component's fragments said is kept, too.
+    again()
+    fragment(other, "alpha", "alpha", summary="Edited.")
+    found = cut(project, into, "--component", str(lock), tag="v2", code=1)
+    assert "alpha.toml is not what release" in wrong(found)["kernels/changes"]
+    error = cut(project, into, "--component", str(series), code=2)["error"]
+    assert error["kind"] == "bad-component"
+
+
 # --- a base without an address ------------------------------------------------------
 
 
