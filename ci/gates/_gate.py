@@ -6,7 +6,6 @@ Exit codes: 0 qualified, 1 rejected, 2 usage, 7 insufficient evidence, 8 not tes
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -18,6 +17,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from _unit import Stop, digest
 
 EXIT = {
     "qualified": 0,
@@ -37,15 +38,6 @@ _T99 = {
     9: 3.250, 10: 3.169, 12: 3.055, 15: 2.947, 17: 2.898, 20: 2.845, 26: 2.779,
     30: 2.750, 40: 2.704, 60: 2.660,
 }  # fmt: skip
-
-
-class Stop(Exception):
-    """The gate ends early with a verdict and its reason."""
-
-    def __init__(self, verdict: str, reason: str) -> None:
-        super().__init__(reason)
-        self.verdict = verdict
-        self.reason = reason
 
 
 def interval(values: Sequence[float]) -> dict[str, float]:
@@ -99,11 +91,6 @@ def worst(verdicts: Sequence[str]) -> str:
     """The verdict of a gate with several bars."""
     order = ("invalid", "rejected", "insufficient-evidence", "not-tested", "qualified")
     return min(verdicts, key=order.index)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _smi(*fields: str) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _gate import Stop, digest
+from _unit import Stop, digest
 
 HEAD_DIM = 128
 PAGE_SIZE = 64

@@ -1,27 +1,21 @@
 """Gate kpool-parity: the pool-parallel prefill write, bit for bit.
 
-The reference is the ordered writer of the *unpacked base* (``--reference``), never a
+The reference is the ordered writer of the *unpacked base*, never a
 switch of the tree under test. Compared are cache bytes, scales and tails over the
 contract's cases, kpool 4 and 16, rings of one, two and four pools, three scale
 formats, and random batches. The base's own prefill path is compared as well: where it
 differs is the fault that the set repairs, and is reported, not judged.
 
-    python ci/gates/kpool_parity.py --tree TREE --reference BASE --json
+Without a GPU, and with ``TRITON_INTERPRET=1``, small shapes run under Triton's
+interpreter: that compares the same code on a CPU, and says nothing of a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import _gate
+import _unit
 from _kpool import (
     Batch,
     Writers,
@@ -30,6 +24,7 @@ from _kpool import (
     written_rows,
 )
 
+RANDOM = 12  # random batches of each combination
 SCALES = ("power-of-two", "linear", "mx")
 
 
@@ -121,118 +116,64 @@ def compare(tree: Writers, base: Writers, batch: Batch, scale: str) -> dict[str,
 
 def combinations(small: bool) -> list[tuple[int, int, str]]:
     """Pool size, pools per ring and scale format; fewer for the interpreter."""
-    every = [(p, r, s) for p in (4, 16) for r in (1, 2, 4) for s in SCALES]
-    return [c for c in every if not small or c[0] == 4 or c == (16, 2, "power-of-two")]
+    if small:
+        one = [(4, 1, scale) for scale in SCALES]
+        return [*one, (4, 2, SCALES[0]), (4, 4, SCALES[1]), (16, 2, SCALES[0])]
+    return [(p, r, s) for p in (4, 16) for r in (1, 2, 4) for s in SCALES]
 
 
-def collect(args: argparse.Namespace, shard: int) -> dict[str, Any]:
-    """Compare everything of one shard of the combinations."""
+def measure(task: _unit.Task) -> _unit.Answer:
+    """Compare this unit's share of the combinations."""
     where = device()
     small = where == "cpu"
     if small:
         from stackctl_cpu_shim import fix_interpreter_rounding
 
         fix_interpreter_rounding()
-    base, tree = Writers(args.reference, "base"), Writers(args.tree, "tree")
+    base, tree = Writers(task.trees["base"], "base"), Writers(task.trees["on"], "tree")
     if not tree.has_parallel:
-        raise _gate.Stop("not-tested", "the tree has no kpool_prefill_write")
-    samples: list[dict[str, Any]] = []
-    for pool, rings, scale in combinations(small)[shard :: args.jobs]:
+        raise _unit.Stop("not-tested", "the tree has no kpool_prefill_write")
+    found: list[dict[str, Any]] = []
+    launches = pools = 0
+    own_path: dict[str, int] = {}
+    for pool, rings, scale in combinations(small)[task.unit :: task.units]:
         batches = dict(cases(pool, small))
         if not small:
-            batches |= {f"random {i}": random_case(i, 700) for i in range(args.random)}
+            seeds = range(task.seed, task.seed + RANDOM)
+            batches |= {f"random {i}": random_case(s, 700) for i, s in enumerate(seeds)}
             batches["4,080 tokens"] = {"requests": [(0, 4080, 1)]}
             batches["32,771 tokens from 5"] = {"requests": [(5, 32771, 1)]}
         for name, batch in batches.items():
-            made = Batch(pool=pool, rings=rings, device=where, **batch)
+            arguments = {"seed": task.seed, **batch}
+            made = Batch(pool=pool, rings=rings, device=where, **arguments)
             result = compare(tree, base, made, scale)
-            samples.append(
-                {"case": name, "pool": pool, "rings": rings, "scale": scale, **result}
+            label = f"kpool {pool}, {rings} a ring, {scale}: {name}"
+            if not result["pools"] or result["written"] != result["pools"]:
+                raise _unit.Stop(
+                    "invalid",
+                    f"{result['written']} of {result['pools']} pools written: {label}",
+                )
+            differing = result["kv"] + result["tail"]
+            found.append(
+                {
+                    "id": label,
+                    "equal": not differing,
+                    "elements": sum(t.nbytes for t in made.caches()),
+                    "differing": differing,
+                }
             )
-    return {
-        "samples": samples,
-        "arms": {"reference": base.digests, "tree": tree.digests},
-        "device": where,
-    }
-
-
-def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
-    """Fill the document; see :func:`_gate.run`."""
-    if args.jobs == 1:
-        shards = [collect(args, 0)]
-    else:  # compiling takes longest, and it is one process per shard
-        command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
-        running = [
-            subprocess.Popen(
-                [*command, "--shard", str(i)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for i in range(args.jobs)
-        ]
-        answers = [p.communicate() for p in running]
-        for process, (_, errors) in zip(running, answers, strict=True):
-            if process.returncode:
-                raise _gate.Stop("invalid", f"a process failed: {errors[-1500:]}")
-        shards = [json.loads(out.splitlines()[-1]) for out, _ in answers]
-    for shard in shards:
-        if "stop" in shard:
-            raise _gate.Stop(*shard["stop"])
-    samples = [s for shard in shards for s in shard["samples"]]
-    document["samples"] = samples
-    document["arms"] = shards[0]["arms"]
-    if shards[0]["device"] == "cpu":
-        document["limitations"].append("Triton's interpreter on a CPU, small shapes")
-    wrong = [s for s in samples if s["kv"] or s["tail"]]
-    idle = [
-        s
-        for s in samples
-        if tuple(s["launches"]) != (1, 1)
-        or s["written"] != s["pools"]
-        or not s["pools"]
-    ]
-    document["base_path_differs_in"] = sorted(
-        {s["case"] for s in samples if s["base_path_kv"]}
-    )
-    document["reasons"].append(
-        f"{len(samples) - len(wrong)} of {len(samples)} batches are bit-equal to the "
-        f"reference's ordered writer; {sum(s['pools'] for s in samples)} pools"
-    )
-    document["reasons"].append(
-        "the base's own path differs in: " + ", ".join(document["base_path_differs_in"])
-    )
-    if wrong:
-        document["reasons"].append(f"first difference: {wrong[0]}")
-        return "rejected"
-    if idle:
-        names = ", ".join(sorted({s["case"] for s in idle}))
-        document["reasons"].append(f"the writer did not do its work in: {names}")
-        return "invalid"
-    return "qualified"
-
-
-def main() -> int:
-    """Parse the command line and run the gate."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--tree", type=Path, required=True)
-    parser.add_argument("--reference", "--base", type=Path, required=True)
-    parser.add_argument("--random", type=int, default=12, help="random batches")
-    parser.add_argument("--jobs", type=int, default=1, help="processes to spread over")
-    parser.add_argument("--shard", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
-    if args.shard is not None:
-        try:
-            answer = collect(args, args.shard)
-        except _gate.Stop as stop:
-            answer = {"stop": [stop.verdict, stop.reason]}
-        print(json.dumps(answer))
-        return 0
-    return _gate.run(
-        "kpool-parity", __file__, args.json, lambda document: body(args, document)
+            launches += sum(result["launches"])
+            pools += result["pools"]
+            if result["base_path_kv"]:
+                own_path[name] = own_path.get(name, 0) + 1
+    return _unit.Answer(
+        {"cases": found},
+        # A batch is one launch of the pool kernel and one of the tail kernel.
+        {"on": {"expected": 2 * len(found), "counted": launches}},
+        ["small shapes under the interpreter of Triton on a CPU"] if small else [],
+        {"pools": pools, "base_path_differs_in": own_path},
     )
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    _unit.run(measure)

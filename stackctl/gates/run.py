@@ -503,6 +503,7 @@ class Engine:
             place = Place(
                 gate,
                 slot,
+                total,
                 plan.schedule.seed,
                 {name: arms[name] for name in slot.arms},
                 self.project,

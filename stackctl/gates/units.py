@@ -83,6 +83,7 @@ def environment(
     env |= shown
     env |= {
         "STACKCTL_GATE_UNIT": str(place.slot.unit),
+        "STACKCTL_GATE_UNITS": str(place.units),
         "STACKCTL_GATE_BLOCK": str(place.slot.block),
         "STACKCTL_GATE_SEED": str(place.seed),
         "STACKCTL_GATE_OUT": str(place.answer_file),

@@ -65,12 +65,17 @@ def test_exit_codes_and_document(gate, capsys, verdict, code):
     def body(document):
         raise gate.Stop(verdict, "because")
 
-    script = str(GATES / "kpool_parity.py")
+    script = str(GATES / "kpool_speed.py")
     assert gate.run("a-gate", script, True, body) == code
     document = json.loads(capsys.readouterr().out)
     assert document["verdict"] == verdict
     assert document["reasons"] == ["because"]
-    assert set(document["scripts"]) == {"_gate.py", "_kpool.py", "kpool_parity.py"}
+    assert set(document["scripts"]) == {
+        "_gate.py",
+        "_kpool.py",
+        "_unit.py",
+        "kpool_speed.py",
+    }
 
 
 def test_throttling_is_seen(gate):

@@ -109,7 +109,7 @@ def arms(tmp_path):
     """model_arms.py beside a model that answers at once; overlays of a tiny site."""
     for name in ("gpu", "gates"):
         (tmp_path / "ci" / name).mkdir(parents=True)
-    for name in ("gpu/model_arms.py", "gates/_gate.py"):
+    for name in ("gpu/model_arms.py", "gates/_gate.py", "gates/_unit.py"):
         (tmp_path / "ci" / name).write_text((GPU.parent / name).read_text())
     (tmp_path / "ci/gpu/tiny_glm.py").write_text(FAKE_MODEL)
     overlays = {

@@ -24,6 +24,7 @@ class Place:
     Attributes:
         gate: The gate.
         slot: Its slot of the schedule.
+        units: How many units the schedule has.
         seed: Seed of the schedule.
         arms: The arms of the slot, in the slot's order.
         project: Project folder.
@@ -34,6 +35,7 @@ class Place:
 
     gate: Gate
     slot: Slot
+    units: int
     seed: int
     arms: Mapping[str, ArmFolder]
     project: Path
