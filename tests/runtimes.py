@@ -2,6 +2,7 @@
 """Independent runtimes as oracles: what each of them makes of an image."""
 
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -155,3 +156,77 @@ class Containerd:
     def close(self) -> None:
         self._process.terminate()
         self._process.wait(10)
+
+
+class Docker:
+    """A dockerd of our own: no network, no firewall rules, nobody else's socket."""
+
+    def __init__(self, work: Path, program: str = "dockerd") -> None:
+        self._work = work
+        # The path of a unix socket is short.
+        self._short = Path(tempfile.mkdtemp(prefix="dk"))
+        self.socket = self._short / "d.sock"
+        beside = Path(program).parents[1] / "bin" / "docker"
+        self._client = str(beside) if beside.exists() else "docker"
+        config = self._short / "daemon.json"
+        config.write_text("{}")
+        with (self._short / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    program, "--config-file", str(config), "-H", f"unix://{self.socket}",
+                    "--data-root", str(self._short / "data"), "--exec-root",
+                    str(self._short / "exec"), "-p", str(self._short / "pid"),
+                    "--iptables=false", "--ip6tables=false", "--bridge=none",
+                    "--storage-driver", "vfs",
+                ],
+                stdout=log,
+                stderr=log,
+            )  # fmt: skip
+        for _ in range(200):
+            try:
+                self.run("version")
+                return
+            except Refused:
+                if self._process.poll() is not None:
+                    break
+                time.sleep(0.1)
+        text = (self._short / "log").read_text(errors="replace")
+        self.close()
+        raise Refused(f"dockerd does not start: {text[-600:]}")
+
+    def run(self, *command: str) -> str:
+        # The classic builder is in the daemon; the newer one is a plug-in.
+        environ = {**os.environ, "DOCKER_BUILDKIT": "0"}
+        environ.pop("DOCKER_CONTEXT", None)
+        return run(self._client, "-H", f"unix://{self.socket}", *command, env=environ)
+
+    def __call__(self, layout: Path) -> Tree:
+        archive = self._work / "docker.tar"
+        archive.unlink(missing_ok=True)
+        name = "test.invalid/image:latest"
+        run("skopeo", "copy", "-q", f"oci:{layout}:latest",
+            f"docker-archive:{archive}:{name}")  # fmt: skip
+        self.run("load", "-q", "-i", str(archive))
+        try:
+            stated = self.run("image", "inspect", "-f", "{{json .RootFS.Layers}}", name)
+            chain = ""
+            for diff_id in json.loads(stated):
+                both = f"{chain} {diff_id}".encode()
+                chain = (
+                    f"sha256:{hashlib.sha256(both).hexdigest()}" if chain else diff_id
+                )
+            data = self._short / "data"
+            facts = data / "image/vfs/layerdb" / chain.replace(":", "/")
+            return read_tree(data / "vfs/dir" / (facts / "cache-id").read_text())
+        finally:
+            self.run("image", "rm", "-f", name)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+        shutil.rmtree(self._short, ignore_errors=True)
+
+
+def find_dockerd() -> str | None:
+    """Return where a dockerd is, if there is one."""
+    return os.environ.get("STACKCTL_TEST_DOCKERD") or shutil.which("dockerd")

@@ -131,9 +131,13 @@ def _distance(comparison: Comparison, entries: Entries) -> int:
     """Return how many files of a root differ from a tree."""
     package = comparison.root.kind != CHECKOUT
     actual: dict[bytes, tuple[int, bytes] | None] = {}
+    excused: set[bytes] = set()
     for finding in comparison.findings:
         if finding.status != "unverified" and finding.status != "ignored":
             actual[finding.path] = finding.actual
+        elif finding.expected is not None:
+            # Tracked, and by a rule not installed, whatever the tree.
+            excused.add(finding.path)
     count = 0
     wanted = dict(_below(entries, comparison.root.tree))
     for path, there in actual.items():
@@ -141,7 +145,7 @@ def _distance(comparison: Comparison, entries: Entries) -> int:
             count += 1
     prefix = _prefix(comparison.root.tree)
     for path, value in wanted.items():
-        if path in actual:
+        if path in actual or path in excused:
             continue
         node = comparison.tracked.get(path[len(prefix) :])
         if node is None:

@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stackctl.image.compare import Comparison
+from stackctl.image.compare import PACKAGE, Comparison
+from stackctl.image.startup import PACKAGES_FOLDERS
 from stackctl.image.view import Node, View, show
 
 #: Names and places that are shown.
@@ -62,7 +63,7 @@ def absence(
     existing = _existing(view, path)
     inside = view.lookup(existing).node
     holds = sorted((inside.children or {}) if inside is not None else ())
-    candidates = _candidates(view, path, names)
+    candidates = _candidates(view, path, names, root.kind == PACKAGE)
     shown = "/" + show(existing)
     if node is None:
         what = f"the image has no {root.path}; it has {shown}"
@@ -93,19 +94,26 @@ def _existing(view: View, path: bytes) -> bytes:
     return b""
 
 
-def _candidates(view: View, path: bytes, wanted: set[bytes]) -> tuple[str, ...]:
-    """Return the folders that hold the most of what is at the top of the tree."""
+def _candidates(
+    view: View, path: bytes, wanted: set[bytes], package: bool
+) -> tuple[str, ...]:
+    """Return the folders that hold the most of what is at the top of the tree.
+
+    Those where packages are installed come first for a package, last for a checkout.
+    """
     tops = {name.partition(b"/")[0] for name in wanted}
     base = path.rstrip(b"/").rpartition(b"/")[2]
-    found: list[tuple[int, bool, bytes]] = []
+    found: list[tuple[bool, int, bool, bytes]] = []
 
     def look(place: bytes, node: Node) -> None:
         there = len(tops & (node.children or {}).keys())
         if 2 * there > len(tops):
-            found.append((-there, place.rpartition(b"/")[2] != base, place))
+            folder, _, name = place.rpartition(b"/")
+            installed = folder.rpartition(b"/")[2] in PACKAGES_FOLDERS
+            found.append((installed != package, -there, name != base, place))
 
     look(b"", view.root)
     for place, node in view.walk(view.root):
         if node.kind == "d":
             look(place, node)
-    return tuple("/" + show(place) for _, _, place in sorted(found)[:_MOST])
+    return tuple("/" + show(place) for *_, place in sorted(found)[:_MOST])

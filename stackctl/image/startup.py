@@ -19,7 +19,8 @@ from stackctl.image.expectation import ExpectedTree
 from stackctl.image.rules import Allow, bytecode
 from stackctl.image.view import Node, View, show
 
-_PACKAGES_FOLDERS = (b"site-packages", b"dist-packages")
+#: Names of the folders that installers put packages into.
+PACKAGES_FOLDERS = (b"site-packages", b"dist-packages")
 _PYTHON_LIB = re.compile(rb"python3?(\.\d+)?t?")
 _PYTHON_BIN = re.compile(rb"python(3(\.\d+)?t?)?")
 _VENV_VERSION = re.compile(rb"(?m)^version(?:_info)?\s*=\s*(\d+\.\d+\.\d+)")
@@ -269,7 +270,7 @@ class Startup:
         for path, node in view.walk(view.root):
             if node.kind == "d":
                 name = path.rpartition(b"/")[2]
-                if name in _PACKAGES_FOLDERS:
+                if name in PACKAGES_FOLDERS:
                     self._packages[path] = node
                 elif _PYTHON_LIB.fullmatch(name) or name == b"lib-dynload":
                     self._libraries[path] = node
@@ -510,7 +511,7 @@ def startup_paths(view: View, roots: Iterable[Root]) -> tuple[set[bytes], set[by
             continue
         folders.add(packages)
         parts = packages.split(b"/")
-        if len(parts) < 3 or parts[-1] not in _PACKAGES_FOLDERS:
+        if len(parts) < 3 or parts[-1] not in PACKAGES_FOLDERS:
             continue
         prefix = b"/".join(parts[:-3])
         library = b"/".join(parts[:-1])
@@ -533,10 +534,10 @@ def is_startup_name(path: bytes) -> bool:
     """Whether a path decides how Python starts, wherever it is."""
     folder, _, name = path.rpartition(b"/")
     parent = folder.rpartition(b"/")[2]
-    if parent in _PACKAGES_FOLDERS and (
+    if parent in PACKAGES_FOLDERS and (
         name.endswith(b".pth") or name.partition(b".")[0] in _CUSTOMIZE
     ):
         return True
-    if name in _PACKAGES_FOLDERS or name == b"pyvenv.cfg":
+    if name in PACKAGES_FOLDERS or name == b"pyvenv.cfg":
         return True
     return parent == b"bin" and bool(_PYTHON_BIN.fullmatch(name))

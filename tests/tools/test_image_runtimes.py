@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from images import build_image, write_layout
 from layered import CASES
-from runtimes import Containerd, Podman, Refused, Tree, umoci
+from runtimes import Containerd, Docker, Podman, Refused, Tree, find_dockerd, umoci
 
 from stackctl.image.layers import Budget, Interest, scan_layer
 from stackctl.image.limits import Limits
@@ -29,17 +29,22 @@ def runtimes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, _Ru
         found["umoci"] = lambda layout: umoci(layout, work)
     if shutil.which("podman"):
         found["podman"] = Podman(work, "overlay")
-    daemon = None
+    daemons: list[Containerd | Docker] = []
     program = os.environ.get("STACKCTL_TEST_CONTAINERD") or shutil.which("containerd")
     if program:
-        daemon = Containerd(work, program)
-        running = daemon
+        running = Containerd(work, program)
+        daemons.append(running)
         found["containerd"] = lambda layout: running(layout, "overlayfs")
         found["containerd-native"] = lambda layout: running(layout, "native")
+    dockerd = find_dockerd()
+    if dockerd and shutil.which("skopeo"):
+        docker = Docker(work, dockerd)
+        daemons.append(docker)
+        found["docker"] = docker
     if not found:
         pytest.skip("neither umoci nor podman nor containerd is installed")
     yield found
-    if daemon is not None:
+    for daemon in daemons:
         daemon.close()
 
 
@@ -89,6 +94,6 @@ def test_runtimes(runtimes: dict[str, _Runtime], tmp_path: Path, name: str) -> N
         assert seen, refused
         for runtime, tree in seen.items():
             assert tree == expected, runtime
-    elif len(runtimes) == 4:
+    elif len(runtimes) >= 4:
         different = [runtime for runtime, tree in seen.items() if tree != expected]
         assert different or refused, "all agree: this needs no doubt"
