@@ -1,35 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The official vLLM 0.33.0 wheel against the tree of its sdist.
+"""The official vLLM 0.33.0 wheel against the base, and a composition laid over it.
 
-Needs STACKCTL_TEST_VLLM_WHEEL, and STACKCTL_TEST_VLLM_TREE: the unpacked sdist.
+The wheel (250 MB) and the sdist come from the package index that pip is configured for,
+by digest, and stay in build/ci/cache.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
-from stackctl.image.expectation import ExpectedTree, folder_tree
+from stackctl.base import resolve_base
+from stackctl.base.pypi import fetch_distribution
+from stackctl.cache import Cache
+from stackctl.compose.compose import compose_series
+from stackctl.compose.materialise import materialise
+from stackctl.image.expectation import ExpectedTree, from_store
 from stackctl.image.verify import PinnedWheel, Report, Request, verify
+from stackctl.model.ids import Sha256
+from stackctl.model.series import Series, load_series
 
-pytestmark = pytest.mark.tools
+pytestmark = [pytest.mark.tools, pytest.mark.network]
 SHA256 = "4b6bdec4ab269990bf70d45a3c1e94c3760a27064513760193b26d6f0da883aa"
 
 
 @pytest.fixture(scope="module")
-def wheel() -> Path:
-    if not os.environ.get("STACKCTL_TEST_VLLM_WHEEL"):
-        pytest.skip("STACKCTL_TEST_VLLM_WHEEL is not set")
-    return Path(os.environ["STACKCTL_TEST_VLLM_WHEEL"])
+def kept() -> Cache:
+    return Cache.open(
+        Path(os.environ.get("STACKCTL_TEST_CACHE", ROOT / "build/ci/cache"))
+    )
 
 
 @pytest.fixture(scope="module")
-def expected() -> ExpectedTree:
-    if not os.environ.get("STACKCTL_TEST_VLLM_TREE"):
-        pytest.skip("STACKCTL_TEST_VLLM_TREE is not set")
-    return folder_tree(Path(os.environ["STACKCTL_TEST_VLLM_TREE"]))
+def wheel(kept: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = fetch_distribution("vllm==0.33.0", Sha256(SHA256), cache=kept, wheel=True)
+    # Installers want a wheel's own name.
+    named = tmp_path_factory.mktemp("wheel") / (
+        "vllm-0.33.0-cp38-abi3-manylinux_2_28_x86_64.whl"
+    )
+    named.symlink_to(found)
+    return named
+
+
+@pytest.fixture(scope="module")
+def series() -> Series:
+    return load_series(ROOT / "series.toml")
+
+
+@pytest.fixture(scope="module")
+def expected(kept: Cache, series: Series) -> ExpectedTree:
+    base = resolve_base(series.base, project=ROOT, cache=kept, expected_tree=None)
+    return from_store(kept.store, base.tree, "the base")
 
 
 def check(report: Report) -> None:
@@ -55,17 +80,32 @@ def test_wheel(wheel: Path, expected: ExpectedTree) -> None:
     assert pinned.warnings == []
 
 
+def environment(folder: Path, wheel: Path, installer: str, compiled: bool) -> Path:
+    """Install the wheel into a new environment and return its interpreter."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    if installer == "pip":
+        command = [str(python), "-m", "pip", "install", "-q", "--no-deps"]
+        command.append("--compile" if compiled else "--no-compile")
+    else:
+        command = ["uv", "pip", "install", "-q", "--no-deps", "--python", str(python)]
+        command += ["--compile-bytecode"] if compiled else []
+    subprocess.run([*command, str(wheel)], check=True)
+    return python
+
+
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("installer", ["pip", "uv"])
 def test_environment(
-    wheel: Path, expected: ExpectedTree, tmp_path: Path, compiled: bool
+    wheel: Path,
+    expected: ExpectedTree,
+    tmp_path: Path,
+    installer: str,
+    compiled: bool,
 ) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    option = "--compile" if compiled else "--no-compile"
-    subprocess.run(
-        [str(python), "-m", "pip", "install", "-q", "--no-deps", option, str(wheel)],
-        check=True,
-    )
+    if installer == "uv" and shutil.which("uv") is None:
+        pytest.skip("uv is not installed")
+    python = environment(tmp_path / "venv", wheel, installer, compiled)
     report = verify(
         Request(f"env:{python}", [expected], wheel=PinnedWheel(wheel, SHA256))
     )
@@ -73,3 +113,23 @@ def test_environment(
     assert {w.code for w in report.warnings} <= {"pth-file"}
     (root,) = report.comparisons
     assert len(root.bytecode) == (3231 if compiled else 0)
+
+
+def test_a_composition_laid_over_the_wheel(
+    wheel: Path, expected: ExpectedTree, kept: Cache, series: Series, tmp_path: Path
+) -> None:
+    composition = compose_series(series, kept)
+    composed = from_store(kept.store, composition.tree, "the composition")
+    python = environment(tmp_path / "venv", wheel, "pip", compiled=False)
+    materialise(kept.store, composition.tree, tmp_path / "tree")
+    (packages,) = (tmp_path / "venv").glob("lib/python3.*/site-packages")
+    shutil.copytree(tmp_path / "tree" / "vllm", packages / "vllm", dirs_exist_ok=True)
+
+    def ask(*trees: ExpectedTree) -> Report:
+        request = Request(f"env:{python}", trees, wheel=PinnedWheel(wheel, SHA256))
+        return verify(request)
+
+    report = ask(composed)
+    assert report.verdict == "match", report.reason
+    assert ask(expected).verdict == "mismatch"
+    assert ask(expected, composed).expected == "the composition"
