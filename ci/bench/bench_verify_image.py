@@ -7,11 +7,13 @@ Ratios count, not seconds: every way is timed in turn, several times, on one mac
 
 Ways:
     ours            stackctl verify-image, every digest and diff_id checked
-    floor           inflate in one thread, the digests of the stored and the unpacked
-                    layer in another, nothing else
+    floor           floor.py: inflate in one thread, the digests of the stored and the
+                    unpacked layer in another, nothing else
     umoci + git     umoci unpack, then git hash-object of all files (gzip)
     podman + git    podman pull, then git hash-object of all files (zstd)
     layers          stackctl verify-image on 1, 30, 60 and 120 layers
+
+`--busy SECONDS` waits until the machine is quiet (load below 0.3), at most that long.
 
 The layer has 5,800 files and about 800 MB, as an installed vLLM 0.33.0 has, of random
 and repeated bytes unless `--wheel` names the real one.
@@ -21,7 +23,6 @@ import argparse
 import hashlib
 import json
 import os
-import queue
 import random
 import resource
 import shutil
@@ -29,7 +30,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zipfile
 import zlib
@@ -51,8 +51,6 @@ from images import (
     sha256,
     write_layout,
 )
-
-from stackctl.image import inflate
 
 ROOT = "opt/venv/lib/python3.12/site-packages"
 #: Sizes of the big files of the wheel, in bytes.
@@ -212,43 +210,8 @@ def ours(layout: Path, tree: str, repo: Path, folder: str = "vllm") -> Cost:
 def floor(layout: Path, kind: str) -> Cost:
     """Inflate in one thread and compute the digests in another."""
     blob = max((layout / "blobs/sha256").iterdir(), key=lambda p: p.stat().st_size)
-    todo: queue.Queue[tuple[int, bytes] | None] = queue.Queue(maxsize=8)
-    hashes = (hashlib.sha256(), hashlib.sha256())
-
-    def digest() -> None:
-        while (item := todo.get()) is not None:
-            which, data = item
-            hashes[which].update(data)
-
-    before = time.perf_counter()
-    cpu = time.process_time()
-    thread = threading.Thread(target=digest)
-    thread.start()
-    with blob.open("rb") as stream:
-        if kind == "gzip":
-            member = inflate.decompressor(inflate.GZIP)
-            while data := stream.read(STEP):
-                todo.put((0, data))
-                while data:
-                    todo.put((1, member.decompress(data, STEP)))
-                    data = member.unconsumed_tail
-        else:
-
-            class Source:
-                def read(self, size: int) -> bytes:
-                    data = stream.read(size)
-                    todo.put((0, data))
-                    return data
-
-            reader = zstandard.ZstdDecompressor().stream_reader(
-                Source(),
-                read_size=STEP,  # type: ignore[arg-type]
-            )
-            while data := reader.read(STEP):
-                todo.put((1, data))
-    todo.put(None)
-    thread.join()
-    return Cost(time.perf_counter() - before, time.process_time() - cpu)
+    script = Path(__file__).with_name("floor.py")
+    return timed([sys.executable, str(script), str(blob), kind])
 
 
 def hash_all(root: Path) -> Cost:
@@ -326,6 +289,7 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=3)
     options.add_argument("--json", type=Path)
     options.add_argument("--skip-tools", action="store_true")
+    options.add_argument("--busy", type=int, default=0, metavar="SECONDS")
     arguments = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         result = measure(arguments, Path(name))
@@ -350,6 +314,9 @@ def measure(arguments: argparse.Namespace, work: Path) -> dict[str, dict[str, ob
         size = write_tar(writer, arguments.wheel, tree)
         layouts[kind] = writer.layout(work / kind)
     expected = committed(tree, work / "tree.git")
+    until = time.monotonic() + arguments.busy
+    while os.getloadavg()[0] > 0.3 and time.monotonic() < until:
+        time.sleep(1)
     for _ in range(arguments.runs):
         for kind, layout in layouts.items():
             note(f"ours {kind}", ours(layout, expected, work / "tree.git"))
@@ -369,7 +336,11 @@ def measure(arguments: argparse.Namespace, work: Path) -> dict[str, dict[str, ob
         for _ in range(max(3, arguments.runs)):
             note(f"layers {count}", ours(layout, one, work / "small.git"))
     return {
-        "layer": {"bytes": size, "cores": os.cpu_count() or 1},
+        "layer": {
+            "bytes": size,
+            "cores": os.cpu_count() or 1,
+            "load": round(os.getloadavg()[0], 2),
+        },
         "wall_seconds": {
             n: sorted(round(c.wall, 2) for c in v) for n, v in costs.items()
         },
