@@ -151,7 +151,7 @@ def compare_root(
     """
     wanted = expected.subtree(root.tree)
     found = view.lookup(root.path.encode("utf-8", "surrogateescape"))
-    result = Comparison(root, found.path, tree_id(wanted).hex())
+    result = Comparison(root, found.path, expected.subtree_id(root.tree).hex())
     if found.node is not None and found.node.kind == "d":
         result.nodes = {
             path: node for path, node in view.walk(found.node) if node.kind != "d"

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stackctl.errors import InputError, UsageError
@@ -36,17 +36,31 @@ class ExpectedTree:
     entries: Entries
     read: Callable[[bytes], bytes]
     label: str = ""
+    _folders: dict[str, tuple[Entries, bytes]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
-    def subtree(self, path: str) -> dict[bytes, tuple[int, bytes]]:
+    def _folder(self, path: str) -> tuple[Entries, bytes]:
+        """Return a folder's entries and id, worked out once."""
+        if path not in self._folders:
+            below: Entries = self.entries
+            if path not in (".", ""):
+                prefix = os.fsencode(path.strip("/")) + b"/"
+                below = {
+                    name[len(prefix) :]: value
+                    for name, value in self.entries.items()
+                    if name.startswith(prefix)
+                }
+            self._folders[path] = (below, tree_id(below))
+        return self._folders[path]
+
+    def subtree(self, path: str) -> Entries:
         """Return what is below a folder, by paths relative to it; `.` is everything."""
-        if path in (".", ""):
-            return dict(self.entries)
-        prefix = os.fsencode(path.strip("/")) + b"/"
-        return {
-            name[len(prefix) :]: value
-            for name, value in self.entries.items()
-            if name.startswith(prefix)
-        }
+        return self._folder(path)[0]
+
+    def subtree_id(self, path: str) -> bytes:
+        """Return the git id of a folder."""
+        return self._folder(path)[1]
 
 
 def tree_id(entries: Entries) -> bytes:

@@ -32,8 +32,8 @@ class Allow:
 
     def covers(self, *paths: bytes) -> bool:
         """Whether the rule speaks of any of these paths."""
-        pattern = glob(self.path)
-        return any(pattern.fullmatch(path) for path in paths)
+        fits = glob(self.path).fullmatch
+        return any(map(fits, paths))
 
 
 @cache
@@ -137,20 +137,22 @@ def classify(path: bytes, head: bytes = b"") -> str:
 
 
 @cache
-def _known() -> tuple[dict[bytes, str], tuple[tuple[re.Pattern[bytes], str], ...]]:
+def _known() -> tuple[dict[bytes, str], dict[str, re.Pattern[bytes]]]:
     from importlib import resources
 
     text = resources.files("stackctl.image").joinpath("data/vllm-wheel.txt").read_text()
     exact: dict[bytes, str] = {}
-    globs: list[tuple[re.Pattern[bytes], str]] = []
+    globs: dict[str, list[bytes]] = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
             kind, _, path = line.partition(" ")
             if "*" in path:
-                globs.append((glob(path), kind))
+                globs.setdefault(kind, []).append(glob(path).pattern)
             else:
                 exact[path.encode()] = kind
-    return exact, tuple(globs)
+    # One pattern for each class: thousands of files are looked up.
+    joined = {k: re.compile(b"|".join(v), re.DOTALL) for k, v in globs.items()}
+    return exact, joined
 
 
 def known_wheel_file(path: bytes) -> str:
@@ -158,7 +160,7 @@ def known_wheel_file(path: bytes) -> str:
     exact, globs = _known()
     if path in exact:
         return exact[path]
-    for pattern, kind in globs:
+    for kind, pattern in globs.items():
         if pattern.fullmatch(path):
             return kind
     return ""
