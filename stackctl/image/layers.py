@@ -281,6 +281,12 @@ def scan_layer(
                 pump.stop()
         scan.diff_id = hasher.digest()
         scan.size = hasher.size
+    except BaseException:
+        # Ends what a half-read blob has open: a connection, the thread of its digest.
+        close = getattr(blob, "close", None)
+        if close is not None:
+            close()
+        raise
     finally:
         hasher.close()
     return scan

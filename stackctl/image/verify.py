@@ -537,11 +537,13 @@ class _Verifier:
                             strict=False,
                         )
                     )
-        except BaseException:
+        except BaseException as error:
             self._budget.cancel()
+            # Whoever presses Ctrl-C does not wait for a registry's next byte.
+            if isinstance(error, Exception):
+                scans.stop()
             raise
-        finally:
-            scans.stop()
+        scans.stop()
         contents = LayerContents(image.layers, self._request.limits)
         return _Loaded(
             view, contents, self._report.image, image.config, warnings=warnings

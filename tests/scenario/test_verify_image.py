@@ -239,3 +239,17 @@ def test_a_layer_that_lies_is_told_before_anything_else(release: Release) -> Non
     write_layout(release.project.folder / "images" / "r1", wrong)
     done = release.verify("oci:images/r1", "--root", ".=/opt/x")
     assert (done.code, done.json["reason"]["code"]) == (4, "diff-id-mismatch")
+
+
+def test_a_tree_of_a_repository(release: Release) -> None:
+    release.image("r1", installed(release))
+    repo = release.project.repo
+    place = ("--root", ".=/opt/x", "--repo", repo.path)
+    for named in (repo.tree, repo.head):
+        done = release.verify("oci:images/r1", *place, "--tree", named)
+        assert done.code == 0, done.out
+    base = repo.git("rev-parse", "base^{tree}").strip()
+    done = release.verify("oci:images/r1", *place, "--tree", base)
+    assert (done.code, done.json["verdict"]) == (1, "mismatch")
+    done = release.verify("oci:images/r1", *place, "--tree", "0" * 40)
+    assert (done.code, set(done.json)) == (4, {"error"})

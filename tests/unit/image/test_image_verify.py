@@ -6,6 +6,7 @@ import json
 import marshal
 import struct
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from images import (
     write_layout,
 )
 
-from stackctl.errors import UsageError
+from stackctl.errors import PinError, UsageError
 from stackctl.image import bytecode
 from stackctl.image.compare import CHECKOUT, PACKAGE, Root
 from stackctl.image.expectation import ExpectedTree, folder_tree
@@ -938,6 +939,35 @@ def test_no_roots(shop: Shop) -> None:
 def test_unknown_transport(shop: Shop) -> None:
     with pytest.raises(UsageError, match="no image reference"):
         shop.verify("ftp:x")
+
+
+def test_expectation_is_made_while_layers_are_read(shop: Shop) -> None:
+    reference = shop.layout(build_image([shop.good()]))
+    asked = []
+
+    def trees() -> list[ExpectedTree]:
+        asked.append(True)
+        return [shop.expected]
+
+    before = threading.active_count()
+    assert outcome(shop.verify(reference, expected=trees)) == ("match", 0)
+    assert asked == [True]
+    assert threading.active_count() == before
+
+
+def test_expectation_that_fails_is_no_verdict(shop: Shop) -> None:
+    layers = [Tar().file("big", bytes(1 << 22)).done() for _ in range(3)]
+    good = shop.layout(build_image(layers, compression="tar"))
+    bad = shop.layout(build_image([b"x"], diff_ids=[sha256(b"")]))
+
+    def trees() -> list[ExpectedTree]:
+        raise PinError("the lock is stale", kind="stale-lock")
+
+    before = threading.active_count()
+    for reference in (good, bad, "oci:nowhere"):
+        with pytest.raises(PinError, match="stale"):
+            shop.verify(reference, expected=trees)
+        assert threading.active_count() == before
 
 
 def test_several_expected_trees(shop: Shop) -> None:
