@@ -527,6 +527,7 @@ class _Run:
             composed_sets(self.content.steps),
             self.cache,
             offline=self.demands.offline,
+            released=True,
             progress=self.verifier.progress,
         )
 
