@@ -7,7 +7,10 @@ from typing import Final, NamedTuple
 
 from stackctl.cache import Cache
 from stackctl.fsutil import read_regular
+from stackctl.gates.model import FOLDER as GATES
+from stackctl.gates.receipt.model import FOLDER as RECEIPTS
 from stackctl.gates.receipt.model import BoundFile, Receipt
+from stackctl.gates.receipt.signature import KEYS, signature_files
 from stackctl.gates.receipt.stale import ProjectState, stale
 from stackctl.gates.receipt.store import Found, find
 from stackctl.model.ids import Sha256
@@ -170,6 +173,12 @@ def _candidate(series: Series, found: Found, state: ProjectState) -> _Candidate:
     if receipt.verdict != "qualified":
         against.append(f"{receipt.verdict} ({'; '.join(receipt.reasons[:1])})")
     changed = stale(receipt, state)
+    gate = state.gate(receipt.gate)
+    declared = {name: arm.tree for name, arm in gate.arms.items()} if gate else {}
+    arms = {name: arm.definition for name, arm in receipt.arms.items()}
+    if gate is not None and arms != declared:
+        # `gate run --arm` asks the question of other trees; that is not the answer.
+        against.append("its arms are not those that the gate declares")
     if changed:
         against.append(f"stale: {'; '.join(changed[:_SHOWN])}")
     signature = ""
@@ -183,10 +192,6 @@ def _candidate(series: Series, found: Found, state: ProjectState) -> _Candidate:
 
 def _carried(series: Series, receipt: Receipt, gate: str) -> dict[str, bytes]:
     """Return what a proof carries of a receipt: it, its signatures, what it binds."""
-    from stackctl.gates.model import FOLDER as GATES
-    from stackctl.gates.receipt.signature import KEYS, signature_files
-    from stackctl.gates.receipt.store import FOLDER as RECEIPTS
-
     root = series.root
     assert receipt.path is not None  # it was found below receipts/
     wanted = [*signature_files(receipt.path), root / GATES / f"{gate}.toml"]
