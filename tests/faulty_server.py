@@ -12,8 +12,9 @@ The script's keys are the fields of `Script`.
 import argparse
 import asyncio
 import json
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -86,6 +87,7 @@ class Server:
         self.headers: list[dict[str, str]] = []
         self.running = self.waiting = self.steps = self.finished = 0
         self.generated = self.prompted = self.looks = 0
+        self.reply: Callable[[str], str] | None = None  # answers a prompt
         self._slots: asyncio.Semaphore | None = None
         self._alone: Any = None
 
@@ -250,6 +252,8 @@ class Server:
             for _ in range(1024):
                 await send(block)
         tokens = script.tokens
+        if self.reply is not None and tokens is None:
+            tokens = re.findall(r"\s*\S+|\s+", self.reply(prompt))
         if tokens is None:
             count = 10 * limit + 1000 if script.ignore_limit else limit
             tokens = [f" {WORDS[(7 * n * n + n) % 13]}{n}" for n in range(count)]
@@ -257,7 +261,8 @@ class Server:
             tokens = tokens[: max(limit - len(script.reasoning), 0)]
         for text in script.reasoning[:limit]:
             await event(choice("", None, text))
-        finish = script.finish or ("stop" if script.tokens is not None else "length")
+        by_length = script.tokens is None and self.reply is None
+        finish = script.finish or ("length" if by_length else "stop")
         sent = len(script.reasoning[:limit])
         self.generated += sent
         for n in range(0, len(tokens), script.per_chunk):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
+from stackctl.gates.accuracy.plan import ACCURACY, AccuracyPlan
 from stackctl.gates.evidence import KINDS, UnitKind
 from stackctl.gates.rule.model import CLAIM, RULE, STATISTICS, Claim, Rule
 from stackctl.gates.rule.model import problems as rule_problems
@@ -348,8 +349,9 @@ class Gate:
         default=None,
         metadata=key(SERVING, "What to measure, for kind `serving`."),
     )
-    accuracy: Mapping[str, Any] | None = field(
-        default=None, metadata=key(FreeTable(), "For kind `accuracy`.")
+    accuracy: AccuracyPlan | None = field(
+        default=None,
+        metadata=key(ACCURACY, "What to ask, for kind `accuracy`."),
     )
     needs: Needs = field(
         default=Needs(), metadata=key(Record(Needs), "What must be there to run.")

@@ -28,9 +28,16 @@ def main(arguments: list[str]) -> int:
     grace, command = float(arguments[0]), arguments[1:]
     # A group of its own: Ctrl-C of the terminal must not reach the server before the
     # starter has taken note.
+    # The keeper's own packages are not the server's: `env PYTHONPATH=... command` says
+    # what the server is to import.
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYTHONPATH" and not name.startswith("STACKCTL_")
+    }
     try:
         server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True
+            command, stdin=subprocess.DEVNULL, start_new_session=True, env=env
         )
     except OSError as error:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())

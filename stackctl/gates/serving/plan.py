@@ -95,20 +95,12 @@ def _limit(seconds: int, doc: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingPlan:
-    """How a serving gate measures one start of one arm.
+class ServerPlan:
+    """What serving and accuracy gates say alike: the server, and how it is asked.
 
-    The attributes are the keys of the `[serving]` table; each field says what it is
-    for.
+    The attributes are keys of the table; each field says what it is for.
     """
 
-    cells: tuple[Cell, ...] = field(
-        metadata=key(
-            Many(Record(Cell, _check_cell), least=1),
-            "The loads, measured one after the other.",
-            name="cell",
-        )
-    )
     server: tuple[str, ...] = field(
         default=(),
         metadata=key(
@@ -126,6 +118,57 @@ class ServingPlan:
             Choice("completions", "chat"), "Which endpoint is asked.", example='"chat"'
         ),
     )
+    ready_path: str = field(
+        default="/v1/models",
+        metadata=key(
+            Text("a path that starts with `/`", r"/[^\s?#]*"),
+            "What answers 200 once the server is ready.",
+            example='"/health"',
+        ),
+    )
+    ready_seconds: int = _limit(900, "Seconds until a started server must be ready.")
+    first_token_seconds: int = _limit(300, "Seconds until an answer's first token.")
+    stall_seconds: int = _limit(60, "Seconds without a token that are a stall.")
+    request_seconds: int = _limit(900, "Seconds of a whole request.")
+    characters_per_token: float = field(
+        default=4.0,
+        metadata=key(
+            Number(0.1, 100),
+            "Characters of a text prompt per token of context.",
+            example="3.2",
+        ),
+    )
+    temperature: float = field(
+        default=0.0,
+        metadata=key(Number(0, 10), "Sampling temperature.", example="1.0"),
+    )
+    seed: int = field(
+        default=0,
+        metadata=key(Integer(0, 2**31), "Seed of the prompts.", example="0"),
+    )
+    body: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=key(
+            FreeTable(), "Further keys of every request.", example="{ top_k = 1 }"
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan(ServerPlan):
+    """How a serving gate measures one start of one arm.
+
+    The attributes are the keys of the `[serving]` table; each field says what it is
+    for.
+    """
+
+    cells: tuple[Cell, ...] = field(
+        metadata=key(
+            Many(Record(Cell, _check_cell), least=1),
+            "The loads, measured one after the other.",
+            name="cell",
+        )
+    )
     prompt: str = field(
         default="text",
         metadata=key(
@@ -140,14 +183,6 @@ class ServingPlan:
             Integer(64, 10_000_000),
             "Size of the vocabulary, for prompts of token ids.",
             example="151552",
-        ),
-    )
-    characters_per_token: float = field(
-        default=4.0,
-        metadata=key(
-            Number(0.1, 100),
-            "Characters of a text prompt per token of context.",
-            example="3.2",
         ),
     )
     context_percent: int = field(
@@ -174,18 +209,6 @@ class ServingPlan:
             example='"/metrics"',
         ),
     )
-    ready_path: str = field(
-        default="/v1/models",
-        metadata=key(
-            Text("a path that starts with `/`", r"/[^\s?#]*"),
-            "What answers 200 once the server is ready.",
-            example='"/health"',
-        ),
-    )
-    ready_seconds: int = _limit(900, "Seconds until a started server must be ready.")
-    first_token_seconds: int = _limit(300, "Seconds until an answer's first token.")
-    stall_seconds: int = _limit(60, "Seconds without a token that are a stall.")
-    request_seconds: int = _limit(900, "Seconds of a whole request.")
     drain_seconds: int = _limit(120, "Seconds until an idle server must be empty.")
     sample_milliseconds: int = field(
         default=500,
@@ -202,10 +225,6 @@ class ServingPlan:
             "Rounds of `concurrency` requests before a cell is measured.",
             example="2",
         ),
-    )
-    temperature: float = field(
-        default=0.0,
-        metadata=key(Number(0, 10), "Sampling temperature.", example="1.0"),
     )
     exact_length: bool = field(
         default=True,
@@ -266,16 +285,6 @@ class ServingPlan:
             example="50",
         ),
     )
-    seed: int = field(
-        default=0,
-        metadata=key(Integer(0, 2**31), "Seed of the prompts.", example="0"),
-    )
-    body: dict[str, Any] = field(
-        default_factory=dict,
-        metadata=key(
-            FreeTable(), "Further keys of every request.", example="{ top_k = 1 }"
-        ),
-    )
 
 
 _RESERVED = (
@@ -291,9 +300,6 @@ def check_plan(values: dict[str, Any], table: Mapping[str, Any], at: At) -> None
         if values.get("api") == "chat":
             (at / "prompt").problem(f"{at}: the chat endpoint takes no token ids")
     check_server(values, at)
-    for name in values.get("body", {}):
-        if name in _RESERVED:
-            (at / "body" / name).problem(f"`body` in {at} may not set `{name}`")
     names = [cell.name for cell in values.get("cells", ())]
     for n, name in enumerate(names):
         if name in names[:n]:
@@ -301,7 +307,7 @@ def check_plan(values: dict[str, Any], table: Mapping[str, Any], at: At) -> None
 
 
 def check_server(values: dict[str, Any], at: At) -> None:
-    """Check a server's command template."""
+    """Check a server's command template and the keys of every request."""
     from string import Formatter
 
     for n, argument in enumerate(values.get("server", ())):
@@ -319,6 +325,9 @@ def check_server(values: dict[str, Any], at: At) -> None:
                 )
     if values.get("server") and not any("{port}" in a for a in values["server"]):
         (at / "server").problem(f"`server` in {at} does not use {{port}}")
+    for name in values.get("body", {}):
+        if name in _RESERVED:
+            (at / "body" / name).problem(f"`body` in {at} may not set `{name}`")
 
 
 SERVING = Record(ServingPlan, check_plan)

@@ -72,6 +72,10 @@ def target(options: argparse.Namespace) -> Target:
 def _answer(kind: str, gate: Gate, where: Target) -> Mapping[str, Any]:
     if gate.kind != kind:
         raise UsageError(f"{gate.path} is a gate of kind {gate.kind}, not {kind}")
+    if gate.accuracy is not None:
+        from stackctl.gates.accuracy.unit import measure as ask_all
+
+        return ask_all(gate.accuracy, where, _Notes())
     assert gate.serving is not None  # the gate was checked
     return measure(gate.serving, where, _Notes())
 

@@ -158,7 +158,10 @@ async def _measure(
         "schema": 1,
         "samples": {"cells": cells},
         "notes": notes(cells),
-        "extra": {"raw": raw, "prompts": "same" if not again else "fresh"},
+        "extra": {
+            "raw": {name: {"sha256": found} for name, found in raw.items()},
+            "prompts": "fresh" if again else "same",
+        },
     }
 
 

@@ -30,7 +30,8 @@ def test_a_good_start(run, tmp_path: Path) -> None:
     assert 0 < found["steps_per_s"] <= 600
     assert min(found["itl_ns"]) >= 4_000_000
     raw = (tmp_path / "unit/raw-c3-ctx64.jsonl").read_bytes()
-    assert answer["extra"]["raw"] == {"c3/ctx64": hashlib.sha256(raw).hexdigest()}
+    digest = hashlib.sha256(raw).hexdigest()
+    assert answer["extra"]["raw"] == {"c3/ctx64": {"sha256": digest}}
     entries = [json.loads(line) for line in raw.splitlines()]
     assert [len(entry["chunk_ns"]) for entry in entries] == [24] * 9
     assert (tmp_path / "unit/server.log").exists()
