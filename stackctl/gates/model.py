@@ -18,11 +18,10 @@ from stackctl.gates.accuracy.plan import ACCURACY, AccuracyPlan
 from stackctl.gates.evidence import KINDS, UnitKind
 from stackctl.gates.rule.model import CLAIM, RULE, STATISTICS, Claim, Rule
 from stackctl.gates.rule.model import problems as rule_problems
-from stackctl.gates.serving.plan import SERVING, ServingPlan
+from stackctl.gates.serving.plan import SERVING, ServingPlan, cell_metrics
 from stackctl.model.fields import (
     At,
     Choice,
-    FreeTable,
     Inside,
     Integer,
     Kind,
@@ -426,6 +425,13 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
                     f"{at / 'claim' / n} names no arm with `{name}` = {show(arm)}"
                     f"{nearest(arm, sorted(arms))}"
                 )
+    known_cells = _claimable(values)
+    for n, claim in enumerate(values.get("claims", ())):
+        if known_cells and claim.cell not in known_cells:
+            (at / "claim" / n / "cell").problem(
+                f"{at / 'claim' / n} is about {show(claim.cell)}, which is not "
+                f"measured{nearest(claim.cell, known_cells)}"
+            )
     if kind in ("tests", "image") and len(arms) != 1:
         (at / "arms").problem(f'kind "{kind}" has one arm; found {len(arms)}')
     for name in ("arguments", "pythonpath"):
@@ -441,6 +447,16 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
                     (at / name / n).problem(
                         f"unknown placeholder `{{{found}}}`{nearest(found, known)}"
                     )
+
+
+def _claimable(values: Mapping[str, Any]) -> list[str]:
+    """Return what claims may name as their cell; empty where that is not known."""
+    serving, accuracy = values.get("serving"), values.get("accuracy")
+    if serving is not None:
+        return cell_metrics(serving)
+    if accuracy is not None:
+        return ["", *(wanted.kind for wanted in accuracy.sets)]
+    return []
 
 
 RECORD: Final = Record(Gate, _check_gate)

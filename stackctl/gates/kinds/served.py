@@ -19,6 +19,7 @@ class Served:
         command += ["--python", place.here.python]
         if arm.site is not None:
             command += ["--tree", str(arm.site)]
+        command += ["--project", str(place.project)]
         for option, value in place.here.parameters.items():
             command += [f"--{option}", _of_arm(value, name)]
         return command

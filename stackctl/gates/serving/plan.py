@@ -291,6 +291,14 @@ _RESERVED = (
     "model", "prompt", "messages", "max_tokens", "stream", "stream_options", "n"
 )  # fmt: skip
 
+METRICS: Final = ("tokens_per_s", "steps_per_s", "drafts_per_s", "ttft_ns", "itl_ns")
+"""Figures of a cell that a claim may be about."""
+
+
+def cell_metrics(plan: ServingPlan) -> list[str]:
+    """Return what claims of a gate may name: `cell:metric`."""
+    return [f"{cell.name}:{metric}" for cell in plan.cells for metric in METRICS]
+
 
 def check_plan(values: dict[str, Any], table: Mapping[str, Any], at: At) -> None:
     """Check the rules between the keys of `[serving]`."""

@@ -10,6 +10,19 @@ GOOD = """\
 schema = 1
 kind = "serving"
 title = "t"
+[arms]
+base = {{ tree = "base" }}
+on = {{ tree = "composed" }}
+[rule]
+statistic = "paired-log-ratio"
+blocks = true
+[[claim]]
+name = "speed"
+cell = "c2/ctx100:{metric}"
+arm = "on"
+against = "base"
+better = "higher"
+margin = -0.05
 [serving]
 {keys}
 [[serving.cell]]
@@ -20,9 +33,15 @@ output = 10
 """
 
 
-def load(folder: Path, keys: str = "", cell: str = "requests = 4", more: str = ""):
+def load(
+    folder: Path,
+    keys: str = "",
+    cell: str = "requests = 4",
+    more: str = "",
+    metric: str = "tokens_per_s",
+):
     path = folder / "serving-x.toml"
-    path.write_text(GOOD.format(keys=keys, cell=cell) + more)
+    path.write_text(GOOD.format(keys=keys, cell=cell, metric=metric) + more)
     return load_gate(path)
 
 
@@ -65,3 +84,17 @@ def test_two_cells_of_one_name(tmp_path: Path) -> None:
     more = "[[serving.cell]]\nconcurrency = 2\ncontext = 100\noutput = 5\nseconds = 1\n"
     with pytest.raises(InputError, match="c2/ctx100"):
         load(tmp_path, more=more)
+
+
+@pytest.mark.parametrize("metric", ["token_per_s", "requests", ""])
+def test_a_claim_about_what_is_not_measured(tmp_path: Path, metric: str) -> None:
+    with pytest.raises(InputError, match="which is not measured"):
+        load(tmp_path, metric=metric)
+
+
+def test_a_claim_about_a_cell_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "serving-x.toml"
+    text = GOOD.format(keys="", cell="requests = 4", metric="tokens_per_s")
+    path.write_text(text.replace("c2/ctx100", "c3/ctx100"))
+    with pytest.raises(InputError, match="c2/ctx100"):
+        load_gate(path)
