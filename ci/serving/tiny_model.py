@@ -4,8 +4,8 @@
     python ci/serving/tiny_model.py FOLDER [--layers N] [--hidden N]
 
 Needs torch, transformers and tokenizers. A Llama of a few hundred thousand weights: it
-says nothing that makes sense, as fast as a server can be made to say it. Its logits are
-nearly flat, so sampling at temperature 1 never falls into a loop.
+says random letters, as fast as a server can be made to say them. Its logits are nearly
+flat, so sampling at temperature 1 never falls into a loop.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def make(folder: Path, layers: int = 2, hidden: int = 128) -> None:
     )
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=320,  # what is above the tokenizer's 259 is never valid text
+        vocab_size=320,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=layers,
@@ -60,11 +60,17 @@ def make(folder: Path, layers: int = 2, hidden: int = 128) -> None:
         torch_dtype="float32",
     )
     model = LlamaForCausalLM(config)
+    letters = [vocabulary[char] for char in "abcdefghijklmnopqrstuvwxyz\u0120"]
     with torch.no_grad():
-        # No special token and nothing above the vocabulary is ever drawn.
-        head = model.lm_head.weight
-        head[:3] = 0
-        head[len(vocabulary) :] = 0
+        # One channel of the residual stream is the same everywhere and touched by no
+        # layer; through it the head forbids everything but letters and spaces, so that
+        # each token is one character of text.
+        model.model.embed_tokens.weight[:, 0] = 10.0
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+        model.lm_head.weight[:, 0] = -100.0
+        model.lm_head.weight[letters, 0] = 0.0
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     wrapped.save_pretrained(folder)

@@ -528,7 +528,9 @@ class _Reader:
             answer.counted = self._counted
         if answer.problems:
             return
-        if not self._done or answer.finish is None:
+        # Some servers leave [DONE] out; a usage after the finish is an end as well.
+        ended = self._done or answer.usage is not None
+        if not ended or answer.finish is None:
             answer.add("cut", "the stream ended before the answer did")
             return
         if not answer.chunk_ns:

@@ -79,7 +79,7 @@ FAULTS = [
     (Script(status=302), "http-302"),
     (Script(cut_after=5), "cut"),
     (Script(cut_after=5, clean_cut=True), "cut"),
-    (Script(no_done=True), "cut"),
+    (Script(no_done=True, no_usage=True), "cut"),
     (Script(malformed_after=5), "malformed"),
     (Script(after_done=True), "malformed"),
     (Script(content_type="application/json"), "malformed"),
@@ -152,6 +152,11 @@ def test_tokens_do_not_extend_the_whole_time() -> None:
         answer = get(server, Limits(total_s=0.5), max_tokens=10_000)
     assert codes(answer) == ["timed-out"]
     assert answer.chunk_ns
+
+
+def test_servers_that_leave_done_out() -> None:
+    with faulty_server(Script(no_done=True)) as server:
+        assert codes(get(server)) == []
 
 
 def test_a_connection_that_stays_open_after_done_is_no_stall() -> None:
