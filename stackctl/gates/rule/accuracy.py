@@ -106,7 +106,7 @@ def judge(
             f"the reference arm differs from itself: {points(control[0])} to "
             f"{points(control[1])} ({percent(rule.control_confidence)} interval)"
         )
-    elif limits:
+    elif limits or (verdict == "qualified" and too_few(table.items, rule, margin)):
         verdict = "insufficient-evidence"
         reasons += limits
     if verdict == "insufficient-evidence":
@@ -254,6 +254,20 @@ def fewest_items(margin: float, confidence: float) -> int:
     return math.ceil(round(z * z * (1 - margin) / margin, 9))
 
 
+def too_few(items: int, rule: Rule, margin: float) -> bool:
+    """Return whether no margin of this size is met by that many items.
+
+    A few lucky items could put a short run's interval beyond the margin; a run that
+    could not meet it with not one answer differing does not meet it by luck either.
+
+    Args:
+        items: Items of the run.
+        rule: The rule.
+        margin: The declared margin.
+    """
+    return bool(margin) and items < fewest_items(abs(margin), rule.confidence)
+
+
 def items_needed(
     discordant: float, difference: float, bar: float, confidence: float
 ) -> int | None:
@@ -360,7 +374,7 @@ def _more(
     if margin and (least := fewest_items(abs(margin), confidence)) > table.items:
         needed = _needed(table, margin, bar, confidence)
         text = (
-            f"{counted(table.items, 'item')} never decide a margin of "
+            f"{counted(table.items, 'item')} never meet a margin of "
             f"{points(abs(margin)).lstrip('+')}: even if no answer differs, {least} "
             "are the fewest"
         )

@@ -18,6 +18,15 @@ DECIMALS: Final = 9
 DIGITS: Final = 10
 """Digits that figures of any size keep."""
 
+LEVEL_SPREAD: Final = math.sqrt(3)
+"""How much wider the interval of a figure is that is compared with no other arm.
+
+A pair cancels the state of the machine; a figure alone does not, and processes that
+follow each other share it. The mean of values that are correlated by r with their
+neighbours (AR(1)) spreads sqrt((1 + r) / (1 - r)) times as much as they seem to: for
+r = 0.5, the square root of 3. docs/decision-rule.md shows what it is needed for.
+"""
+
 POWER: Final = 0.8
 """Probability with which `pairs_to_decide` means to decide."""
 
@@ -54,6 +63,7 @@ def mean_interval(
     samples: int = 0,
     seed: int = 0,
     relative: bool = False,
+    widen: float = 1.0,
 ) -> Interval:
     """Return the t interval of a mean, and a bootstrap interval beside it.
 
@@ -64,10 +74,11 @@ def mean_interval(
         seed: Seed of the resampling.
         relative: Round to `DIGITS` digits (figures of any size) in place of
             `DECIMALS` decimals (log-ratios).
+        widen: Factor of the t interval's width.
     """
     n = len(values)
     mean, sd = moments(values)
-    half = t_quantile(confidence, n - 1) * sd / math.sqrt(n)
+    half = widen * t_quantile(confidence, n - 1) * sd / math.sqrt(n)
     low, high = mean - half, mean + half
     boot_low, boot_high = bootstrap(values, confidence, samples, seed)
     return Interval(

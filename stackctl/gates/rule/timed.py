@@ -15,6 +15,7 @@ from typing import NamedTuple
 from stackctl.gates.evidence import Slot, Unit
 from stackctl.gates.rule.conditions import load, number
 from stackctl.gates.rule.intervals import (
+    LEVEL_SPREAD,
     MAX_PAIRS,
     Interval,
     mean_interval,
@@ -113,6 +114,7 @@ def judge(
         samples=rule.bootstrap_samples,
         seed=rule.bootstrap_seed,
         relative=claim.bar is not None,
+        widen=spread(claim),
     )
     bar = threshold(claim)
     reasons = [_sentence(claim, found, look, bar)]
@@ -137,7 +139,7 @@ def judge(
         verdict = "insufficient-evidence"
     reasons += limits
     if verdict == "insufficient-evidence":
-        more, text = _more(rule, found, pairs, bar, look)
+        more, text = _more(rule, claim, found, pairs, bar, look)
         reasons.append(text)
     return _result(rule, claim, verdict, reasons, found, pairs, look, control, more)
 
@@ -157,6 +159,15 @@ def threshold(claim: Claim) -> float:
         margin = claim.margin or 0.0
         found = math.log1p(-margin if claim.better == "lower" else margin)
     return rounded(found)
+
+
+def spread(claim: Claim) -> float:
+    """Return by how much an interval is widened: only where no arm is compared with.
+
+    Args:
+        claim: The claim.
+    """
+    return 1.0 if claim.bar is None else LEVEL_SPREAD
 
 
 def side(low: float, high: float, bar: float, better: str) -> Verdict:
@@ -419,11 +430,12 @@ def _control(
 
 
 def _more(
-    rule: Rule, found: Interval, pairs: _Pairs, bar: float, look: Look
+    rule: Rule, claim: Claim, found: Interval, pairs: _Pairs, bar: float, look: Look
 ) -> tuple[int | None, str]:
     """Say how many more pairs would decide."""
     left = [count for count in look.looks if count > found.n]
-    needed = pairs_to_decide(found.mean, found.sd, bar, look.confidence)
+    sd = found.sd * spread(claim)
+    needed = pairs_to_decide(found.mean, sd, bar, look.confidence)
     if pairs.control is not None and needed is not None:
         needed = _control_pairs(rule, pairs.control, bar, needed)
     if needed is not None:
@@ -465,7 +477,9 @@ def _sentence(claim: Claim, found: Interval, look: Look, bar: float) -> str:
     """Return what was found and what was asked for, in words."""
     ends = sorted((_shown(claim, found.low), _shown(claim, found.high)))
     middle, asked = _shown(claim, found.mean), _shown(claim, bar)
-    at = f"{percent(look.confidence)} interval over {counted(found.n, 'pair')}"
+    at = f"{counted(found.n, 'pair')}, {percent(look.confidence)} interval"
+    if len(look.looks) > 1:
+        at += f" at each of {len(look.looks)} looks"
     which = f"{claim.name} ({_what(claim)})"
     if claim.bar is not None:
         least = "at most" if claim.better == "lower" else "at least"
