@@ -122,7 +122,7 @@ def judge(
         confidence=rule.confidence,
         pairs=table.items,
         more_pairs=more,
-        extra=_extra(rule, table, again, control, margin),
+        extra=_extra(rule, table, again, control, margin, bar),
     )
 
 
@@ -371,41 +371,47 @@ def _sentence(
 def _more(
     table: Table, margin: float, bar: float, confidence: float
 ) -> tuple[int | None, str]:
-    if margin and (least := fewest_items(abs(margin), confidence)) > table.items:
-        needed = _needed(table, margin, bar, confidence)
-        text = (
+    """Say how many items would decide, if the answers differ as here."""
+    discordant = (table.arm + table.against) / table.items
+    needed = items_needed(discordant, table.difference, bar, confidence)
+    least = fewest_items(abs(margin), confidence) if margin else 0
+    if least > table.items:
+        more = max(needed or least, least)
+        return more, (
             f"{counted(table.items, 'item')} never meet a margin of "
             f"{points(abs(margin)).lstrip('+')}: even if no answer differs, {least} "
-            "are the fewest"
+            f"are the fewest, and if answers differ as here, {more} decide"
         )
-        if needed is not None:
-            text += f", and with as many differing as here, {max(needed, least)}"
-        return max(needed or least, least), text
-    needed = _needed(table, margin, bar, confidence)
     if needed is None:
         return None, "the difference is so near the margin that no run would decide"
     return needed, (
         f"a new run of {counted(needed, 'item')} would decide with 80 % probability, "
-        "if the answers differ as often as here"
+        "if the answers differ as here"
     )
 
 
-def _needed(table: Table, margin: float, bar: float, confidence: float) -> int | None:
-    """Items for the margin: the truth is taken as equal where a loss is allowed."""
-    truth = 0.0 if margin < 0 else table.difference
+def _needed(
+    table: Table, bar: float, loss_allowed: bool, confidence: float
+) -> int | None:
+    """Items that the margin needs, for equal arms where those are good enough."""
     discordant = (table.arm + table.against) / table.items
+    truth = 0.0 if loss_allowed else table.difference
     return items_needed(discordant, truth, bar, confidence)
 
 
 def _extra(
-    rule: Rule, table: Table, again: Table, control: Sequence[float], margin: float
+    rule: Rule,
+    table: Table,
+    again: Table,
+    control: Sequence[float],
+    margin: float,
+    bar: float,
 ) -> dict[str, Any]:
     n = table.items
     shares = {
         "arm": table.both + table.arm,
         "against": table.both + table.against,
     }
-    bar = margin
     return {
         "table": dict(table._asdict()),
         "shares": {
@@ -422,7 +428,7 @@ def _extra(
             "rate": rounded((again.arm + again.against) / n),
             "interval": list(control),
         },
-        "items_needed": _needed(table, margin, bar, rule.confidence),
+        "items_needed": _needed(table, bar, margin < 0, rule.confidence),
         "items_fewest": (
             fewest_items(abs(margin), rule.confidence) if margin else None
         ),

@@ -148,6 +148,24 @@ def unengaged(
     return None
 
 
+def engaged_too(arm: str, units: Sequence[tuple[Slot, Unit]]) -> str | None:
+    """Return why a reference arm is none: the feature was on in it as well.
+
+    Args:
+        arm: The reference arm.
+        units: The units that the answer rests on.
+    """
+    for slot, unit in units:
+        found = unit.engagement.get(arm) if arm in slot.arms else None
+        seen = number(found.get("counted")) if isinstance(found, Mapping) else None
+        if seen:
+            return (
+                f"unit {slot.unit}: the feature engaged in the reference arm "
+                f'"{escape(arm)}" as well'
+            )
+    return None
+
+
 def _proof(arm: str, found: object, needed: bool, captured: bool) -> str | None:
     name = f'the arm "{escape(arm)}"'
     if not isinstance(found, Mapping):
@@ -175,7 +193,8 @@ def _schedule(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> list[s
         return [] if evidence.missing and not evidence.units else ["no schedule"]
     if rule.blocks or head is None:
         head = found.slots[0].arms[0] if found.slots[0].arms else ""
-        if rule.blocks and claims and head != reference(claims):
+        named = reference(claims)
+        if rule.blocks and named is not None and head != named:
             return ["the blocks do not start with the reference arm"]
     if head not in evidence.arms:
         return [f'the schedule names an arm "{escape(head)}" that is not there']

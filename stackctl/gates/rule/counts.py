@@ -5,12 +5,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from math import isfinite
+from typing import TypeGuard
 
 from stackctl.gates.evidence import Unit
 from stackctl.gates.rule.conditions import number
 from stackctl.gates.rule.model import Claim, ClaimResult, Rule, Verdict
 from stackctl.gates.rule.timed import UnusableError
 from stackctl.gates.rule.words import counted, figure, listed
+from stackctl.model.canonical import MAX_INTEGER
 from stackctl.model.fields import escape
 
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed")
@@ -140,6 +143,8 @@ def _parity(claim: Claim, units: Sequence[Unit], base: ClaimResult) -> ClaimResu
                 differing.append(f"{name} ({apart:,} of {size:,} elements)")
     if not cases:
         raise UnusableError("no case was compared")
+    if elements > MAX_INTEGER:
+        raise UnusableError(f"more than {MAX_INTEGER:,} elements cannot be compared")
     tolerance = "" if claim.bar is None else f" to within {figure(claim.bar)}"
     reasons = [
         f"{counted(cases, 'case')} with {counted(elements, 'element')} compared, "
@@ -152,7 +157,7 @@ def _parity(claim: Claim, units: Sequence[Unit], base: ClaimResult) -> ClaimResu
         verdict="rejected" if differing else "qualified",
         reasons=tuple(reasons),
         unit="value" if claim.bar is not None else "count",
-        estimate=largest if claim.bar is not None else float(len(differing)),
+        estimate=_largest(largest) if claim.bar is not None else len(differing),
         target=claim.bar if claim.bar is not None else 0.0,
         pairs=cases,
         extra={"elements": elements, "different": len(differing)},
@@ -164,13 +169,9 @@ def _case(case: Mapping[str, object], name: str) -> tuple[int, int, bool, float]
     place = f'case "{escape(name)}"'
     size, apart = case.get("elements"), case.get("differing", 0)
     equal, most = case.get("equal"), case.get("max_abs")
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if not _whole(size) or not 1 <= size <= MAX_INTEGER:
         raise UnusableError(f"{place} compared no element")
-    if (
-        not isinstance(apart, int)
-        or isinstance(apart, bool)
-        or not isinstance(equal, bool)
-    ):
+    if not _whole(apart) or not 0 <= apart <= size or not isinstance(equal, bool):
         raise UnusableError(f"{place} does not say whether it is equal")
     largest = number(most)
     if equal and (apart or largest):
@@ -179,6 +180,14 @@ def _case(case: Mapping[str, object], name: str) -> tuple[int, int, bool, float]
         return size, 0, True, 0.0
     # nan and infinity differ by more than any tolerance.
     return size, apart, False, float("inf") if largest is None else abs(largest)
+
+
+def _largest(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def _whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _compile(claim: Claim, units: Sequence[Unit], base: ClaimResult) -> ClaimResult:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from stackctl.errors import InputError
 from stackctl.gates.evidence import Evidence
 from stackctl.gates.rule import accuracy, counts, timed
-from stackctl.gates.rule.conditions import Conditions, examine, unengaged
+from stackctl.gates.rule.conditions import Conditions, engaged_too, examine, unengaged
 from stackctl.gates.rule.looks import looks_of, nominal_confidence
 from stackctl.gates.rule.model import (
     Claim,
@@ -111,7 +111,9 @@ def _judge(
             return _blocked(claim, "invalid", f'there is no arm "{escape(name)}"')
     missing = unengaged(rule, arms, pairs)
     if missing is None and claim.against:
-        missing = unengaged(rule, [claim.against], pairs)
+        missing = engaged_too(claim.against, pairs) or unengaged(
+            rule, [claim.against], pairs
+        )
     if missing is not None:
         return _blocked(claim, "not-tested", missing)
     if evidence.kind in ("tests", "parity", "compile", "image"):

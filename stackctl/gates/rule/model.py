@@ -404,10 +404,10 @@ class Decision:
     def final(self) -> bool:
         """Whether running on, as far as the schedule goes, is no use.
 
-        True after the last look and as soon as every claim, advisory ones too, is
-        decided or cannot be decided by more pairs.
+        True after the last look, as soon as the gate cannot qualify any more, and at
+        a look at which every claim, advisory ones too, is decided.
         """
-        if not self.looks or self.verdict in ("invalid", "not-tested"):
+        if not self.looks or self.verdict in ("invalid", "rejected", "not-tested"):
             return True
         if self.look == len(self.looks):
             return True

@@ -10,7 +10,7 @@ both stand around B, so a steady drift cancels, which it does not for B to A alo
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from stackctl.gates.evidence import Slot, Unit
 from stackctl.gates.rule.conditions import load, number
@@ -31,6 +31,9 @@ from stackctl.model.fields import escape
 Block = Sequence[tuple[Slot, Unit]]
 """The units of one pair: one process, or the process starts of one block."""
 
+
+_TINY: Final = 1e-100
+"""No measurement is smaller, nor larger than its inverse; sums of squares are safe."""
 
 _Reader = Callable[[Slot, Unit, Claim], float]
 """Reads the figure of a claim from one process start."""
@@ -326,6 +329,8 @@ def _numbers(values: Sequence[object], place: str, *, positive: bool) -> list[fl
         if figure_ is None or (positive and figure_ <= 0):
             what = "a number above zero" if positive else "a number"
             raise UnusableError(f"{place}: a value is not {what}")
+        if figure_ and not _TINY < abs(figure_) < 1 / _TINY:
+            raise UnusableError(f"{place}: {figure(figure_)} cannot be a measurement")
         found.append(figure_)
     return found
 
