@@ -428,8 +428,8 @@ def _control(
         return (
             control,
             None,
-            f"the reference arm against itself is known no better than a {text}, "
-            f"{percent(width)} wide; the margin allows {percent(limit)}",
+            f"the reference arm against itself spreads too much: its {text} is "
+            f"{100 * width:.2f} % wide, the margin allows {100 * limit:.2f} %",
         )
     return control, None, None
 

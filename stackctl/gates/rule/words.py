@@ -30,7 +30,10 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 def change(value: float) -> str:
     """Return a relative change: `8.90 % lower`."""
-    return f"{figure(abs(value) * 100)} % {'lower' if value < 0 else 'higher'}"
+    amount = f"{abs(value) * 100:.2f}"
+    if float(amount) == 0:
+        return "no change"
+    return f"{amount} % {'lower' if value < 0 else 'higher'}"
 
 
 def percent(value: float) -> str:

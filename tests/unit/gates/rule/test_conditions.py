@@ -301,7 +301,7 @@ def test_a_control_wider_than_the_margin_decides_nothing():
     claim = replace(GAIN, margin=0.01)
     found = judged(kernel(0.7, noise=0.02), claims=[claim])
     assert found.verdict == "insufficient-evidence"
-    assert "wide; the margin allows 1 %" in " ".join(found.reasons)
+    assert "% wide, the margin allows 1.01 %" in " ".join(found.reasons)
     assert found.claims[0].more_pairs > 9
     assert judged(kernel(0.7, noise=0.02)).verdict == "qualified"
 
