@@ -167,6 +167,8 @@ class ComposedTrees:
         self._composer: Composer | None = None
         self._found: dict[str, Found] = {}
         self._folders: dict[str, Path] = {}
+        self._tests: dict[str, tuple[str, ...]] = {}
+        self._package: frozenset[bytes] | None = None
 
     @property
     def _compose(self) -> "Composer":
@@ -241,23 +243,24 @@ class ComposedTrees:
         from stackctl.compose.compare import before_set
         from stackctl.compose.plan import Selection
 
-        before = self._compose.compose(before_set(self._series, name)).tree
-        after = self._compose.compose(Selection(upto=name)).tree
-        walk = self._cache.store.walk
-        known = {path: oid for path, _, oid in walk(before)}
-        return tuple(
-            sorted(
-                os.fsdecode(path)
-                for path, _, oid in walk(after)
-                if known.get(path) != oid and is_test(os.fsdecode(path))
-            )
-        )
+        if name not in self._tests:
+            before = self._compose.compose(before_set(self._series, name)).tree
+            after = self._compose.compose(Selection(upto=name)).tree
+            walk = self._cache.store.walk
+            known = {path: oid for path, _, oid in walk(before)}
+            changed = [p for p, _, oid in walk(after) if known.get(p) != oid]
+            paths = sorted(map(os.fsdecode, changed))
+            self._tests[name] = tuple(path for path in paths if is_test(path))
+        return self._tests[name]
 
     def base_package(self) -> frozenset[bytes]:
         """Return the paths below the package's folder that the base tracks."""
-        prefix = os.fsencode(PACKAGE) + b"/"
-        walk = self._cache.store.walk(self._compose.base.tree)
-        return frozenset(path for path, _, _ in walk if path.startswith(prefix))
+        if self._package is None:
+            prefix = os.fsencode(PACKAGE) + b"/"
+            walk = self._cache.store.walk(self._compose.base.tree)
+            paths = [path for path, _, _ in walk if path.startswith(prefix)]
+            self._package = frozenset(paths)
+        return self._package
 
 
 def _remove(folder: Path) -> None:

@@ -309,10 +309,13 @@ class Gate:
         default=(),
         metadata=key(
             Many(
-                Text("`{tree:ARM}` or a path inside the project", r"[^\x00-\x1f:\\]+")
+                Text(
+                    "`{tree:ARM}`, `{site:ARM}` or a path inside the project",
+                    r"\{(?:tree|site):[a-z0-9-]+\}|(?!/)[^\x00-\x1f:\\{}]+",
+                )
             ),
-            "`PYTHONPATH` of the units; the site follows where one is named.",
-            example='["{tree:on}", "ci/cpu"]',
+            "`PYTHONPATH` of the units.",
+            example='["{site:on}", "ci/cpu"]',
         ),
     )
     env: Mapping[str, str] = field(

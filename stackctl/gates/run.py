@@ -217,9 +217,8 @@ class Engine:
         }
         scope = {
             "host": snapshot.host(),
-            "gpus": [dict(gpu.facts) for gpu in gpus],
-            "versions": versions,
-            "site": site,
+            "hardware": {"gpus": [dict(gpu.facts) for gpu in gpus]},
+            "versions": versions if site is None else {**versions, "site": site},
         }
         bound: dict[str, Any] = {
             "gate": gate.sha256,
@@ -330,6 +329,21 @@ class Engine:
             lay_over(self.here.site, files, self.trees.base_package(), target)
             self._sites[tree] = target
         return self._sites[tree]
+
+    def prepare(self, gate: Gate) -> dict[str, Any]:
+        """Do in this thread what no two threads may do at once.
+
+        Args:
+            gate: A gate that can run here.
+
+        Returns:
+            What its run is bound to.
+        """
+        plan = self.plan(gate)
+        self.folders(plan)
+        if gate.tests is not None and gate.tests.of is not None:
+            self.trees.tests_of(gate.tests.of)
+        return plan.bound
 
     # -- the run -----------------------------------------------------------------------
 
@@ -486,10 +500,11 @@ class Engine:
         arms = self.folders(plan)
         tests: tuple[str, ...] = ()
         if gate.tests is not None and gate.tests.of is not None:
-            tests = self.trees.tests_of(gate.tests.of)
+            with self._lock:
+                named = self.trees.tests_of(gate.tests.of)
             (arm,) = arms.values()
-            present = [t for t in tests if arm.files and (arm.files / t).exists()]
-            tests = tuple(present)
+            # An arm without the set has no such files; that is a failure, not an error.
+            tests = tuple(t for t in named if arm.files and (arm.files / t).exists())
             if not tests and not gate.tests.paths:
                 return [f"the set {gate.tests.of} brings no test file"]
         caches = folder / "cache"

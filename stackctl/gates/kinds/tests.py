@@ -20,6 +20,8 @@ class Tests:
         spec = place.gate.tests
         assert spec is not None  # the reader of gates sees to it
         (arm,) = place.arms.values()
+        # The folder of a test file must not come before what the gate names.
+        mode = ["--import-mode=append"] if place.gate.pythonpath else []
         return [
             place.here.python,
             "-m",
@@ -34,6 +36,7 @@ class Tests:
             f"--junitxml={place.scratch / 'report.xml'}",
             "-o",
             "junit_family=xunit2",
+            *mode,
             *map(place.fill, spec.options),
             *spec.paths,
             *place.tests,
@@ -41,7 +44,8 @@ class Tests:
 
     def environment(self, place: Place) -> dict[str, str]:
         """Return what a unit of this kind sees beside the common environment."""
-        return {}
+        # Nor must the working folder, which is the tree: it has no compiled extensions.
+        return {"PYTHONSAFEPATH": "1"} if place.gate.pythonpath else {}
 
     def answer(self, place: Place, code: int | None, stdout: bytes) -> dict[str, Any]:
         """Return the unit's answer, from pytest's report.

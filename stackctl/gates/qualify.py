@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All gates that a series names, in its order, to one verdict.
+
+A gate that several sets name runs once. Gates that need no GPU and measure no time run
+side by side; the others run alone, one after the other, when those are done. A run that
+was interrupted goes on: gates that it had answered, and units that it had finished, are
+not repeated unless something they depend on has changed.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stackctl.errors import InputError
+from stackctl.fsutil import write_atomic
+from stackctl.gates.model import FOLDER, Gate
+from stackctl.gates.rule.model import ORDER
+from stackctl.gates.run import Engine, past_seconds
+from stackctl.model.series import Series
+
+JOURNAL: Final = "qualify.json"
+"""What an interrupted run had answered; gone when a run ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A gate that sets of the series ask for.
+
+    Attributes:
+        gate: The gate.
+        required: Sets that require it.
+        advisory: Sets that only want to know.
+    """
+
+    gate: Gate
+    required: tuple[str, ...]
+    advisory: tuple[str, ...]
+
+    @property
+    def counts(self) -> bool:
+        """Whether its verdict counts."""
+        return bool(self.required)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else may run beside it."""
+        return self.gate.timed or self.gate.needs.gpus > 0
+
+
+@dataclass(slots=True)
+class Row:
+    """What became of one gate.
+
+    Attributes:
+        asked: The gate and who asks.
+        document: The document of `gate run`.
+        again: Whether an interrupted run had answered it.
+    """
+
+    asked: Asked
+    document: dict[str, Any]
+    again: bool = False
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            **self.document,
+            "kind": self.asked.gate.kind,
+            "required": list(self.asked.required),
+            "advisory": list(self.asked.advisory),
+            "answered_before": self.again,
+        }
+
+
+def _place(verdict: str) -> int:
+    return [str(known) for known in ORDER].index(verdict)
+
+
+@dataclass(slots=True)
+class Qualification:
+    """The answer of `qualify`.
+
+    Attributes:
+        rows: One row per gate, in the order of the series.
+        ns: Wall-clock nanoseconds.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    ns: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of the gates that count; not tested where none does."""
+        found = [
+            row.document["verdict"] or "not-tested"
+            for row in self.rows
+            if row.asked.counts
+        ]
+        return min(found, key=_place) if found else "not-tested"
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        return {
+            "verdict": self.verdict,
+            "gates": [row.entry() for row in self.rows],
+            "ns": self.ns,
+        }
+
+
+def asked_gates(
+    series: Series, gates: Mapping[str, Gate], sets: Sequence[str] = ()
+) -> list[Asked]:
+    """Return the gates that a series asks for, in the order of its sets.
+
+    A set stands after what it requires, so that order is one of dependencies.
+
+    Args:
+        series: The series.
+        gates: The project's gates.
+        sets: Only what these sets ask for; all where there are none.
+
+    Raises:
+        InputError: The series names a gate that is not defined.
+    """
+    required: dict[str, list[str]] = {}
+    advisory: dict[str, list[str]] = {}
+    order: dict[str, None] = {}
+    for patch_set in series.sets:
+        if not patch_set.composed or (sets and patch_set.name not in sets):
+            continue
+        for names, target in (
+            (patch_set.gates.required, required),
+            (patch_set.gates.advisory, advisory),
+        ):
+            for name in names:
+                if name not in gates:
+                    raise InputError(
+                        f"{series.file}: the set {patch_set.name} names the gate "
+                        f"{name}, but there is no {FOLDER}/{name}.toml",
+                        kind="unknown-gate",
+                        hint="write the gate's file, or take its name out of the set",
+                        where={"file": series.file, "set": patch_set.name},
+                    )
+                order[name] = None
+                target.setdefault(name, []).append(patch_set.name)
+    return [
+        Asked(gates[name], tuple(required.get(name, ())), tuple(advisory.get(name, ())))
+        for name in order
+    ]
+
+
+def forecast(engine: Engine, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+    """Return what would run and for how long, without running anything.
+
+    Args:
+        engine: The engine.
+        asked: The gates.
+
+    Returns:
+        A row per gate: `units`, `limit_s` (all units at their limit), `expected_s`
+        (from its last run; None where there is none), `missing`.
+    """
+    rows = []
+    for item in asked:
+        gate = item.gate
+        slots = len(engine.schedule(gate, list(gate.arms), 0).slots)
+        rounds = -(-slots // gate.parallel)
+        past = past_seconds(engine.runs, gate)
+        rows.append(
+            {
+                "gate": gate.name,
+                "kind": gate.kind,
+                "required": list(item.required),
+                "advisory": list(item.advisory),
+                "missing": engine.here.missing(gate),
+                "units": slots,
+                "limit_s": rounds * gate.limits.seconds,
+                "expected_s": None if past is None else round(rounds * past, 1),
+                "alone": item.alone,
+            }
+        )
+    return rows
+
+
+class _Journal:
+    """What this run has answered so far, for the next one if it is interrupted."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._path = engine.runs / JOURNAL
+        self._project = engine.project
+        self._lock = threading.Lock()
+        self._answers: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            found = json.loads(self._path.read_bytes())
+            if isinstance(found, dict):
+                self._answers = found
+
+    def find(self, gate: str, bound: object) -> dict[str, Any] | None:
+        """Return the answer of a gate, if nothing it depends on has changed."""
+        found = self._answers.get(gate)
+        if not isinstance(found, dict) or found.get("bound") != bound:
+            return None
+        document = found.get("document")
+        if not isinstance(document, dict):
+            return None
+        receipt = document.get("receipt")
+        if receipt is not None and not (self._project / receipt).is_file():
+            return None
+        return document
+
+    def add(self, gate: str, bound: object, document: dict[str, Any]) -> None:
+        """Keep an answer, on the disk before this returns."""
+        with self._lock:
+            self._answers[gate] = {"bound": bound, "document": document}
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(self._answers, ensure_ascii=False)
+            write_atomic(self._path, text.encode("utf-8", "backslashreplace"))
+
+    def end(self) -> None:
+        """Forget all: the run is over."""
+        self._path.unlink(missing_ok=True)
+
+
+def qualify(
+    engine: Engine,
+    asked: Sequence[Asked],
+    *,
+    jobs: int = 0,
+    fresh: bool = False,
+    told: Callable[[Row], None] = lambda _: None,
+) -> Qualification:
+    """Run gates to one verdict.
+
+    Args:
+        engine: The engine.
+        asked: The gates, in their order.
+        jobs: Most gates at once, of those that may run side by side; by default half
+            the CPUs.
+        fresh: Repeat what an interrupted run had answered.
+        told: Told of every gate as it is answered.
+
+    Returns:
+        The qualification.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted; the next one goes on.
+    """
+    begun = time.monotonic_ns()
+    journal = _Journal(engine)
+    found: dict[str, Row] = {}
+    bounds: dict[str, Any] = {}
+
+    def answer(item: Asked) -> Row:
+        gate = item.gate
+        outcome = engine.run(gate, fresh=fresh)
+        row = Row(item, outcome.document(engine.project))
+        journal.add(gate.name, bounds.get(gate.name), row.document)
+        return row
+
+    open_: list[Asked] = []
+    for item in asked:
+        gate = item.gate
+        if not engine.here.missing(gate):
+            bounds[gate.name] = engine.prepare(gate)
+            known = None if fresh else journal.find(gate.name, bounds[gate.name])
+            if known is not None:
+                found[gate.name] = Row(item, known, again=True)
+                told(found[gate.name])
+                continue
+        open_.append(item)
+    side = [item for item in open_ if not item.alone]
+    workers = max(1, jobs or (os.cpu_count() or 2) // 2)
+    pool = ThreadPoolExecutor(workers)
+    futures: dict[str, Future[Row]] = {}
+    try:
+        futures = {item.gate.name: pool.submit(answer, item) for item in side}
+        for name, future in futures.items():
+            found[name] = future.result()
+            told(found[name])
+    except BaseException:
+        engine.stop.set()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    for item in open_:
+        if item.alone:
+            found[item.gate.name] = answer(item)
+            told(found[item.gate.name])
+    journal.end()
+    rows = [found[item.gate.name] for item in asked]
+    return Qualification(rows, time.monotonic_ns() - begun)
