@@ -138,6 +138,7 @@ class Work:
         replayed: Of these, from the log of an earlier run.
         cancelled: Speculative runs that were ended because they no longer mattered.
         first_ns: Time to write whole trees, one per worker: ns.
+        waited_ns: Time until the first command could start: ns.
         switch_ns: Time to bring a folder from one tree to another: ns.
         switches: How often that was done.
         run_ns: Time in the command: ns, all workers together.
@@ -148,6 +149,7 @@ class Work:
     replayed: int = 0
     cancelled: int = 0
     first_ns: int = 0
+    waited_ns: int = 0
     switch_ns: int = 0
     switches: int = 0
     run_ns: int = 0
