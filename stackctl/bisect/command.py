@@ -7,8 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +45,7 @@ class Control:
         self._lock = threading.Lock()
         self._group: int | None = None
         self._timer: threading.Timer | None = None
+        self._stop: Callable[[], object] | None = None
         self.cancelled = False
 
     def cancel(self) -> None:
@@ -52,6 +53,25 @@ class Control:
         with self._lock:
             self.cancelled = True
             self._end()
+            if self._stop is not None:
+                self._stop()
+
+    @contextmanager
+    def calling(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Call something where the run is to end, while this context lasts.
+
+        Args:
+            stop: Ends the run; returns at once.
+        """
+        with self._lock:
+            self._stop = stop
+            if self.cancelled:
+                stop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stop = None
 
     def holds(self, group: int) -> None:
         """Take note of the process group that is running."""

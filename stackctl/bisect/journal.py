@@ -167,6 +167,7 @@ def _evaluation(document: Any) -> Evaluation:
         str(document.get("why", "")),
         document.get("output"),
         document.get("receipt"),
+        document.get("unsure") is True,
     )
     return Evaluation(
         str(document["name"]),

@@ -53,6 +53,7 @@ class Answer:
         why: A gate's reasons, or why there is no exit status.
         output: File with what the command printed.
         receipt: Receipt of a gate.
+        unsure: Whether it was skipped because a gate could not tell, although it ran.
     """
 
     verdict: Verdict
@@ -61,6 +62,7 @@ class Answer:
     why: str = ""
     output: str | None = None
     receipt: str | None = None
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class Evaluation:
             out["output"] = answer.output
         if answer.receipt:
             out["receipt"] = answer.receipt
+        if answer.unsure:
+            out["unsure"] = True
         return out
 
 

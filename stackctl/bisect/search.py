@@ -26,7 +26,7 @@ from stackctl.cache import Cache
 from stackctl.compose.compare import make_composer
 from stackctl.compose.compose import Composer
 from stackctl.compose.model import Composition
-from stackctl.errors import UsageError
+from stackctl.errors import ExitCode, UsageError
 from stackctl.model.canonical import canonical_json
 from stackctl.model.ids import TreeId
 from stackctl.model.series import Series
@@ -227,9 +227,11 @@ def find_patch(
         strategy = prefix_strategy(len(row) - 1, options)
         driver.drive(strategy, resolve, 0)  # type: ignore[arg-type]
         words = question_words(evaluator.identity, options.confidence, options.repeats)
-        report = _report(
-            ground, row, strategy.finding(), driver, words, str(journal.path)
-        )
+        finding = strategy.finding()
+        for end in (row[0], row[-1]):
+            problem = unsure_end(finding.reason, end.tree, driver)
+            finding = finding if problem is None else problem
+        report = _report(ground, row, finding, driver, words, str(journal.path))
         journal.finish(report.result())
     return keep(ground, report, options.keep, progress)
 
@@ -239,6 +241,30 @@ def prefix_strategy(last: int, options: Options) -> PrefixSearch | NoisySearch:
     if options.confidence is None:
         return PrefixSearch(last)
     return NoisySearch(last, options.confidence, options.repeats)
+
+
+def unsure_end(
+    reason: str, tree: TreeId, driver: "Driver[object]"
+) -> Finding[int] | None:
+    """Return the finding where a gate cannot tell an end from the other.
+
+    A gate that ran and found too little evidence did not skip: its figures overlap.
+
+    Args:
+        reason: Why the search ended.
+        tree: Hex id of the end's tree.
+        driver: What tried it.
+    """
+    known = driver.known.get(tree)
+    if not reason.endswith("-end-skipped") or known is None or not known.answer.unsure:
+        return None
+    return Finding(
+        "noise",
+        ExitCode.INSUFFICIENT,
+        "ends-overlap",
+        "noise: the gate cannot tell the ends apart, so nothing between can be blamed "
+        f"({known.name}: {known.answer.why})",
+    )
 
 
 def sets_below(ground: Ground, place: Place) -> tuple[str, ...]:

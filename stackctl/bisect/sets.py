@@ -25,6 +25,7 @@ from stackctl.bisect.search import (
     keep,
     neighbour,
     prefix_strategy,
+    unsure_end,
 )
 from stackctl.bisect.stack import Identities, distinct, find_place, places_of
 from stackctl.bisect.subsets import (
@@ -174,6 +175,13 @@ def find_set(
     ):
         search = SubsetSearch(choice.free, requires)
         finding = _drive(driver, search, subsets, options)
+        for end in (frozenset[str](), search.whole):
+            made = subsets.compose(end)
+            problem = made and unsure_end(finding.reason, made.tree, driver)
+            if problem:
+                finding = SubsetFinding(
+                    "noise", problem.code, problem.reason, problem.message
+                )
         report = _report(
             ground, finding, search, subsets, driver, evaluator, str(journal.path)
         )
@@ -321,8 +329,12 @@ def _reproduce(
     subsets: Subsets, bad: Subset | None, identity: Mapping[str, object]
 ) -> tuple[str, ...]:
     run = identity.get("run")
-    if bad is None or run is None:
+    if bad is None:
         return ()
+    if run is None:
+        options = subsets.selection(bad).partition(" ")
+        arm = f"only:{options[2]}" if options[2] else "base"
+        return (f"stackctl gate run {identity.get('gate')} --arm ARM={arm}",)
     return (
         f"stackctl compose -q {subsets.selection(bad)} --out bad && "
         f"(cd bad && sh -c {shlex.quote(str(run))})",

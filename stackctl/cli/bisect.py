@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackctl.cli.command import Session, command
+from stackctl.cli.gate import (
+    BaseUrlOption,
+    GpuOption,
+    ModelOption,
+    PythonOption,
+    SiteOption,
+    here_of,
+)
 from stackctl.cli.output import Outcome
 from stackctl.errors import UsageError
 
 if TYPE_CHECKING:
     from stackctl.bisect.command import Evaluator
+    from stackctl.bisect.gate import GateEvaluator
     from stackctl.bisect.report import Culprit, Neighbour, Report
+    from stackctl.bisect.search import Ground
+    from stackctl.gates.here import Here
 
 EXAMPLE = (
     "Examples: stackctl bisect --run 'python -m pytest -q tests/test_x.py'; "
@@ -114,14 +125,30 @@ def report_text(report: "Report") -> Iterable[str]:
             yield from culprit.diff.splitlines()
 
 
-def _evaluator(run: str | None, gate: str | None, timeout: float | None) -> "Evaluator":
-    from stackctl.bisect.command import CommandEvaluator
-
+def _check(run: str | None, gate: str | None, timeout: float | None) -> None:
     if (run is None) == (gate is None):
         raise UsageError("one of --run and --gate says what good and bad mean")
-    if run is None:
-        raise UsageError("gates cannot be run yet", kind="not-yet")
-    return CommandEvaluator(run, timeout)
+    if gate is not None and timeout is not None:
+        raise UsageError(
+            "--timeout goes with --run", hint="a gate's own file sets its limits"
+        )
+
+
+def _gate_evaluator(
+    session: Session, ground: "Ground", name: str, good: str, here: "Here"
+) -> "GateEvaluator":
+    from stackctl.bisect.gate import GateEvaluator
+    from stackctl.bisect.stack import find_place
+    from stackctl.gates.arms import ComposedTrees
+    from stackctl.gates.model import find_gate, load_gates
+
+    gate = find_gate(load_gates(session.project), name)
+    place = ground.places[find_place(ground.places, good)]
+    trees = ComposedTrees(
+        session.series, session.cache, session.offline, session.progress
+    )
+    state = session.cache.folder / "bisect" / "gates" / f"{name}-{place.tree[:12]}"
+    return GateEvaluator(gate, place, trees, here, session.project, state)
 
 
 def register(app: typer.Typer) -> None:
@@ -140,7 +167,12 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         gate: Annotated[
-            str | None, typer.Option(metavar="GATE", help="Gate that tells.")
+            str | None,
+            typer.Option(
+                metavar="GATE",
+                help="Gate of ci/gates: qualified is good, rejected is bad, not tested "
+                "skips.",
+            ),
         ] = None,
         good: GoodOption = "base",
         bad: BadOption = "full",
@@ -161,6 +193,11 @@ def register(app: typer.Typer) -> None:
                 min=0.001, metavar="SECONDS", help="A longer run is ended and is bad."
             ),
         ] = None,
+        python: PythonOption = None,
+        site: SiteOption = None,
+        model: ModelOption = None,
+        base_url: BaseUrlOption = None,
+        gpu: GpuOption = None,
         keep: Annotated[
             bool,
             typer.Option(
@@ -224,11 +261,12 @@ def register(app: typer.Typer) -> None:
         code 0: named; 1: nothing is bad; 7: noise, or only narrowed down; 8: an end
         cannot be tried; 9: the good end is bad, or the command stopped the search.
         """
+        from stackctl.bisect.command import CommandEvaluator
         from stackctl.bisect.driver import UNWATCHED
         from stackctl.bisect.search import Options, find_patch, prepare
         from stackctl.bisect.sets import find_set
 
-        evaluator = _evaluator(run, gate, timeout)
+        _check(run, gate, timeout)
         kept = (keep_in or Path()) if keep or keep_in else None
         options = Options(
             good=good,
@@ -245,6 +283,12 @@ def register(app: typer.Typer) -> None:
         ground = prepare(
             session.series, session.cache, session.offline, session.progress
         )
+        evaluator: Evaluator
+        if gate is not None:
+            here = here_of(python, site, model, base_url, gpu)
+            evaluator = _gate_evaluator(session, ground, gate, good, here)
+        else:
+            evaluator = CommandEvaluator(run or "", timeout)
         with _watch(session, workers, run or gate or "") as watch:
             find = find_set if subsets else find_patch
             report = find(
