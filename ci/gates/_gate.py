@@ -1,5 +1,7 @@
 """What the gate scripts share: the answer document, hardware facts, the decision rule.
 
+A script that is called with ``--unit`` is one process start of the gate engine: it
+measures, judges nothing, and gives its samples to :func:`unit` (docs/gates.md).
 Exit codes: 0 qualified, 1 rejected, 2 usage, 7 insufficient evidence, 8 not tested,
 9 invalid. A script stops with :class:`Stop` where it cannot or may not judge.
 """
@@ -144,6 +146,39 @@ def environment() -> dict[str, Any]:
         if module is not None:
             found[name] = module.__version__
     return found
+
+
+def unit(body: Callable[[], dict[str, Any]]) -> int:
+    """Be one unit of the gate engine: measure, and hand over the answer.
+
+    Args:
+        body: Returns the answer without its ``schema``: ``samples``, and where there
+            are some ``engagement``, ``notes`` and ``extra``.
+
+    Returns:
+        The exit code: 0 where there is an answer, a refusal to measure included.
+    """
+    try:
+        answer = body()
+    except Stop as stop:
+        answer = {"stop": {"verdict": stop.verdict, "reason": stop.reason}}
+    text = json.dumps({"schema": 1, **answer}, sort_keys=True)
+    place = os.environ.get("STACKCTL_GATE_OUT")
+    if place:
+        Path(place).write_text(text)
+    else:
+        print(text)
+    return 0
+
+
+def unit_number() -> int:
+    """Number of this unit in the schedule; 0 outside of one."""
+    return int(os.environ.get("STACKCTL_GATE_UNIT", "0"))
+
+
+def unit_seed() -> int:
+    """Seed that the schedule gives for fresh inputs; 0 outside of one."""
+    return int(os.environ.get("STACKCTL_GATE_SEED", "0"))
 
 
 def run(

@@ -32,6 +32,9 @@ import torch
 SWITCH = "VLLM_GLM53_KDA_GATE_SIDE_STREAM"
 HIDDEN, HEADS, HEAD_DIM = 4096, 64, 128
 ARMS = ("base", "off", "on")
+# The overlap with the weight prefetch of the set `prefetch`, where the tree has both.
+BOTH = "both"
+PREFETCH = "VLLM_GLM53_L2_PREFETCH"
 
 
 def load_base(path: str) -> ModuleType:
@@ -85,6 +88,18 @@ def engine() -> Iterator[Any]:
         yield config
 
 
+class Decoder(torch.nn.Module):
+    """What the prefetch wants of a decoder layer, around an attention layer."""
+
+    layer_kind = "kda"
+    l2_windows: Any = None
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.mlp = torch.nn.Module()
+
+
 class Chain:
     """Layers of one tensor-parallel rank, twice: the base's and the tree's."""
 
@@ -132,6 +147,7 @@ class Chain:
         finally:
             torch.set_default_dtype(previous)
         self._prepare()
+        self.prefetch: Any = None
         # One capture stream, used for the warm-up as well: the workspaces of its
         # GEMMs are then not counted as part of some graph's pool.
         self.stream = torch.cuda.Stream() if device == "cuda" else None
@@ -227,8 +243,14 @@ class Chain:
         from vllm.config import CUDAGraphMode
         from vllm.forward_context import set_forward_context
 
-        os.environ[SWITCH] = "1" if arm == "on" else "0"
+        os.environ[SWITCH] = "1" if arm in ("on", BOTH) else "0"
         x = self.x
+        if arm == BOTH and self.prefetch is None:
+            from vllm.models.glm5next.nvidia.l2_prefetch import PrefetchChain
+
+            os.environ[PREFETCH] = "1"
+            self.decoders = [Decoder(layer) for layer in self.layers["tree"]]
+            self.prefetch = PrefetchChain(self.decoders)
         context = set_forward_context(
             self.metadata,
             self.config,
@@ -236,9 +258,27 @@ class Chain:
             cudagraph_runtime_mode=CUDAGraphMode[mode],
         )
         with torch.inference_mode(), context:
+            if arm == BOTH:
+                self.prefetch.begin(x.shape[0], x.device)
+                for decoder in self.decoders:
+                    x = decoder.self_attn(hidden_states=x, positions=self.positions)
+                    if decoder.l2_windows is not None:
+                        decoder.l2_windows.after_attention()
+                        decoder.l2_windows.after_mlp()
+                self.prefetch.finish()
+                return x
             for layer in layers or self.layers["base" if arm == "base" else "tree"]:
                 x = layer(hidden_states=x, positions=self.positions)
         return x
+
+    def prefetches(self) -> int:
+        """Count the prefetches that graphs have recorded so far.
+
+        Returns:
+            Launches.
+        """
+        prefetcher = self.prefetch and self.prefetch._prefetcher
+        return prefetcher.counters.captured if prefetcher else 0
 
     def capture(
         self, arm: str, *, keep: bool = False, layers: list[Any] | None = None
@@ -408,11 +448,22 @@ def _time_cell(
     """Capture and time all arms of one cell."""
     chain.batch(tokens)
     graphs, engaged, pool, size = {}, {}, {}, {}
-    alone = []
-    for arm in ARMS:
+    alone, expected, equal = [], None, {}
+    arms = options.arms
+    prefetches = chain.prefetches()
+    for arm in arms:
         counters()
-        graphs[arm] = chain.capture(arm, keep=True)[0]
+        graphs[arm], output = chain.capture(arm, keep=True)
         engaged[arm] = counters()
+        if arm == BOTH:
+            prefetches = chain.prefetches() - prefetches
+            engaged[arm]["prefetches"] = prefetches
+        chain.reset()
+        graphs[arm].replay()
+        torch.cuda.synchronize()
+        got = output.clone()
+        expected = got if expected is None else expected
+        equal[arm] = torch.equal(expected, got)
         pool[arm] = pool_bytes(graphs[arm])
         size[arm] = graph_size(graphs[arm])
         if arm == "base":
@@ -430,7 +481,7 @@ def _time_cell(
         return [
             [arm, measure_us(graphs[arm].replay, options.replays, chain.depth)]
             for _ in range(options.blocks)
-            for arm in (*ARMS, *reversed(ARMS))
+            for arm in (*arms, *reversed(arms))
         ]
 
     samples = blocks()
@@ -451,8 +502,9 @@ def _time_cell(
         "beside_other_stream_us_per_layer": beside,
         "base_alone_us_per_layer": alone,
         "single_us_per_layer": {
-            arm: single_us(graphs[arm].replay, chain.depth) for arm in ARMS
+            arm: single_us(graphs[arm].replay, chain.depth) for arm in arms
         },
+        "equal": equal,
         "clock_mhz": [*clock, clock_mhz()],
         "engaged": engaged,
         "graph": size,
@@ -515,10 +567,11 @@ def _compare_cell(
                 size = graph_size(graph)
                 got = _outputs(chain, inputs, functools.partial(_replay, graph, output))
             torch.cuda.synchronize()
+            pairs = list(zip(expected, got, strict=True))
             arms[f"{arm}/{way}"] = {
-                "equal": all(
-                    torch.equal(a, b) for a, b in zip(expected, got, strict=True)
-                ),
+                "equal": all(torch.equal(a, b) for a, b in pairs),
+                "elements": sum(a.numel() for a, _ in pairs),
+                "differing": sum(int((a != b).sum()) for a, b in pairs),
                 "finite": all(bool(torch.isfinite(v).all()) for v in got),
                 "engaged": counters(),
                 "graph": size,
@@ -558,6 +611,7 @@ def main() -> None:
     parse.add_argument("--base-kda", required=True)
     parse.add_argument("--tp", type=int, nargs="+", required=True)
     parse.add_argument("--tokens", type=int, nargs="+", required=True)
+    parse.add_argument("--arms", nargs="+", choices=[*ARMS, BOTH], default=list(ARMS))
     parse.add_argument("--depth", type=int, required=True)
     parse.add_argument("--seed", type=int, required=True)
     parse.add_argument("--blocks", type=int, default=4)

@@ -16,12 +16,14 @@ base, four times over; "off" is the tree with its switch off. All of TP 1, 2, 4 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import statistics
 import sys
 from typing import Any
 
+import _gate
 import kda_common as common
 
 GATE = "kda-overlap-speed"
@@ -332,6 +334,88 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def unit_body(options: argparse.Namespace) -> dict[str, Any]:
+    """Be one process start of the gate engine; see `_gate.unit`.
+
+    Args:
+        options: Parsed arguments.
+
+    Returns:
+        The answer without its schema.
+
+    Raises:
+        _gate.Stop: It cannot run here.
+    """
+    told = json.loads(os.environ.get("STACKCTL_GATE_ARMS", "{}"))
+    # The arm beside which another stream is in use all along comes last.
+    arms = ["base", "off", "on"] + (["both"] if "both" in told else [])
+    try:
+        installed = common.installed_vllm()
+        base = common.base_kda(options.base, installed)
+        with common.site(options.tree, installed) as folder:
+            child = common.start_child(
+                [
+                    "speed",
+                    f"--base-kda={base}",
+                    *("--arms", *arms),
+                    *("--tp", *map(str, options.tp)),
+                    *("--tokens", *map(str, options.tokens)),
+                    f"--depth={RULE['depth']}",
+                    f"--blocks={RULE['blocks']}",
+                    f"--replays={RULE['replays']}",
+                    f"--seed={(_gate.unit_seed() + _gate.unit_number()) % 2**31}",
+                ],
+                folder,
+            )
+            answer = common.finish_child(child, options.timeout)
+    except common.CannotRun as problem:
+        raise _gate.Stop("not-tested", str(problem)) from None
+    if "cannot" in answer:
+        raise _gate.Stop("not-tested", answer["cannot"])
+    cells, figures = {}, {}
+    engagement: dict[str, dict[str, int]] = {}
+    for cell in answer["cells"]:
+        name = f"tp{cell['tp']}/{cell['tokens']}"
+        kinds = {name: cell["samples_us_per_layer"]}
+        if cell["beside_other_stream_us_per_layer"]:
+            kinds[f"{name}/other-stream"] = cell["beside_other_stream_us_per_layer"]
+        for key, samples in kinds.items():
+            values: dict[str, list[float]] = {}
+            for arm, value in samples:
+                values.setdefault(arm, []).append(value)
+            cells[key] = {"order": [arm for arm, _ in samples], "values": values}
+        for arm in arms[2:]:
+            engaged = cell["engaged"][arm]
+            grown = cell["graph"][arm]["nodes"] - cell["graph"]["off"]["nodes"]
+            if grown != engaged.get("prefetches", 0):
+                raise _gate.Stop("not-tested", f"{name}, {arm}: nodes are missing")
+            entry = engagement.setdefault(
+                arm, {"expected": 0, "counted": 0, "captured_nodes": 0}
+            )
+            entry["expected"] += RULE["depth"] * (2 if arm == "both" else 1)
+            entry["counted"] += engaged["captured_forks"] + grown
+            entry["captured_nodes"] += cell["graph"][arm]["nodes"]
+        if cell["engaged"]["off"]["forks"]:
+            raise _gate.Stop("rejected", f"{name}: forked although it is off")
+        if apart := [arm for arm, same in cell["equal"].items() if not same]:
+            raise _gate.Stop("rejected", f"{name}: other bits from {', '.join(apart)}")
+        figures[name] = {
+            what: cell[key]
+            for what, key in (
+                ("single us", "single_us_per_layer"),
+                ("base alone us", "base_alone_us_per_layer"),
+                ("pool bytes", "pool_bytes"),
+                ("graph", "graph"),
+                ("clock MHz", "clock_mhz"),
+            )
+        }
+    return {
+        "samples": {"cells": cells},
+        "engagement": engagement,
+        "extra": figures,
+    }
+
+
 def main() -> int:
     """Parse, run, print.
 
@@ -346,7 +430,11 @@ def main() -> int:
     parser.add_argument("--tp", type=int, nargs="+", default=list(TP))
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--timeout", type=float, default=300.0)
-    return common.guarded(GATE, run, parser.parse_args())
+    parser.add_argument("--unit", action="store_true", help="one unit of the engine")
+    options = parser.parse_args()
+    if options.unit:
+        return _gate.unit(lambda: unit_body(options))
+    return common.guarded(GATE, run, options)
 
 
 if __name__ == "__main__":

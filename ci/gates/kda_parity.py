@@ -15,6 +15,7 @@ import secrets
 import sys
 from typing import Any
 
+import _gate
 import kda_common as common
 
 GATE = "kda-parity"
@@ -115,6 +116,63 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def unit_body(options: argparse.Namespace) -> dict[str, Any]:
+    """Be one unit of the gate engine; see `_gate.unit`.
+
+    Args:
+        options: Parsed arguments.
+
+    Returns:
+        The answer without its schema.
+
+    Raises:
+        _gate.Stop: It cannot run here, or the run shows nothing.
+    """
+    options.seed = _gate.unit_seed() % 2**31
+    try:
+        document = run(options)
+    except common.CannotRun as problem:
+        raise _gate.Stop("not-tested", str(problem)) from None
+    if document["verdict"] in ("invalid", "not-tested"):
+        raise _gate.Stop(document["verdict"], "; ".join(document["reasons"][:5]))
+    cells = document["cells"]
+    for cell in cells:
+        for arm in ("off/eager", "off/graph"):
+            if cell["arms"][arm]["engaged"]["forks"]:
+                raise _gate.Stop("rejected", f"{arm} forked although it is off")
+    on = [cell["arms"]["on/graph"] for cell in cells]
+    return {
+        "samples": {
+            "cases": [
+                {
+                    "id": f"TP {cell['tp']}, {cell['tokens']} tokens, {arm}",
+                    **{k: found[k] for k in ("equal", "elements", "differing")},
+                }
+                for cell in cells
+                for arm, found in cell["arms"].items()
+            ]
+        },
+        "engagement": {
+            "on": {
+                "expected": DEPTH * len(on),
+                "counted": sum(found["engaged"]["captured_forks"] for found in on),
+                # A fork adds edges, not nodes.
+                "captured_nodes": sum(found["graph"]["nodes"] for found in on),
+            }
+        },
+        "notes": document["limitations"],
+        "extra": {
+            "graph edges": {
+                f"TP {cell['tp']}, {cell['tokens']} tokens": {
+                    arm: cell["arms"][f"{arm}/graph"]["graph"]["edges"]
+                    for arm in ("base", "off", "on")
+                }
+                for cell in cells
+            }
+        },
+    }
+
+
 def main() -> int:
     """Parse, run, print.
 
@@ -129,7 +187,11 @@ def main() -> int:
     parser.add_argument("--tp", type=int, nargs="+", default=list(TP))
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--timeout", type=float, default=300.0)
-    return common.guarded(GATE, run, parser.parse_args())
+    parser.add_argument("--unit", action="store_true", help="one unit of the engine")
+    options = parser.parse_args()
+    if options.unit:
+        return _gate.unit(lambda: unit_body(options))
+    return common.guarded(GATE, run, options)
 
 
 if __name__ == "__main__":

@@ -228,14 +228,97 @@ def measure(tree: Path, base: Path, pools: list[int], rounds: int) -> dict[str, 
                 "same_size_copy": copy_bandwidth(moved_bytes(batch) // 2),
             }
             if name == "4080":
-                eager = ("plain", "parallel")
-                entry["host_us"] = {arm: host_time(arms[arm]) for arm in eager}
+                # Visits as above: base path, tree, tree, base path.
+                entry["host_samples_us"] = hosts = {"plain": [], "parallel": []}
+                for arm in ("plain", "parallel", "parallel", "plain") * 2:
+                    hosts[arm].append(host_time(arms[arm], 60))
+                entry["host_us"] = {a: statistics.median(v) for a, v in hosts.items()}
             entry["extra_bytes"] = {arm: extra_bytes(arms[arm]) for arm in arms}
             result["shapes"][f"kpool{pool}/{name}"] = entry
             del replays
             torch.cuda.empty_cache()
     result["after"] = _gate.gpu_state()
     return result
+
+
+def unit_body(args: argparse.Namespace) -> dict[str, Any]:
+    """One process start of the engine; see :func:`_gate.unit`.
+
+    The base has two writers, hence two cells a shape: against its prefill path under
+    the shape's name, against its ordered writer under ``.../ordered``.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise _gate.Stop("not-tested", "no GPU")
+    found = measure(args.tree, args.base, args.pools, args.rounds)
+    cells: dict[str, Any] = {}
+    order = list(ORDER) * args.rounds
+    for key, shape in found["shapes"].items():
+        taken = shape["samples_us"]
+        for cell, arm in ((key, "plain"), (f"{key}/ordered", "ordered")):
+            names = {arm: "base", "parallel": "on"}
+            cells[cell] = {
+                "order": [names[a] for a in order if a in names],
+                "values": {name: taken[a] for a, name in names.items()},
+            }
+        if "host_samples_us" in shape:
+            hosts = shape["host_samples_us"]
+            cells[f"{key}/host"] = {
+                "order": ["base", "on", "on", "base"] * 2,
+                "values": {"base": hosts["plain"], "on": hosts["parallel"]},
+            }
+        own = statistics.median(taken["parallel"])
+        share = shape["moved_bytes"] / own * 1e6 / found["copy_bytes_per_s"]
+        cells[f"{key}/copy"] = {"order": ["on"], "values": {"on": [share]}}
+    extra = [shape["extra_bytes"]["parallel"] for shape in found["shapes"].values()]
+    cells["extra bytes"] = {"order": ["on"], "values": {"on": [max(extra)]}}
+    shapes = len(found["shapes"])
+    return {
+        "samples": {"cells": cells},
+        # measure() stops where a shape did not launch both kernels once.
+        "engagement": {"on": {"expected": 2 * shapes, "counted": 2 * shapes}},
+        "extra": {
+            "copy, GB per s": found["copy_bytes_per_s"] / 1e9,
+            "extra bytes": {
+                key: shape["extra_bytes"] for key, shape in found["shapes"].items()
+            },
+        },
+    }
+
+
+def limit_body(args: argparse.Namespace) -> dict[str, Any]:
+    """Whether counters name what limits the pool kernel; a parity unit."""
+    command = [sys.executable, str(Path(__file__).resolve())]
+    command += ["--tree", str(args.tree), "--base", str(args.base)]
+    command += ["--pools", *map(str, args.pools)]
+    rows = counters(command, args.pools)
+    if isinstance(rows, str):
+        raise _gate.Stop("not-tested", rows)
+    limits = named_limits(rows)
+    shapes = [f"kpool{pool}/32768" for pool in args.pools]
+    return {
+        "samples": {
+            "cases": [
+                {
+                    "id": shape,
+                    "equal": shape in limits,
+                    "elements": 1,
+                    "differing": int(shape not in limits),
+                }
+                for shape in shapes
+            ]
+        },
+        "notes": [f"{shape}: {limit}" for shape, limit in limits.items()],
+        "extra": {
+            row["shape"]: {
+                re.sub("[._]+", " ", name): value
+                for name, value in row.items()
+                if name != "shape"
+            }
+            for row in rows
+        },
+    }
 
 
 def paired(processes: list[dict[str, Any]], key: str) -> dict[str, Any]:
@@ -515,7 +598,12 @@ def main() -> int:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--unit", action="store_true", help="one unit of the engine")
     args = parser.parse_args()
+    if args.unit:
+        return _gate.unit(
+            lambda: limit_body(args) if args.counters_only else unit_body(args)
+        )
     if args.profile:
         profile(args.tree, args.pools)
         return 0

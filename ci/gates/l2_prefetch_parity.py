@@ -30,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
+import _gate
 import l2_common
 import tiny_glm
 
@@ -178,7 +179,9 @@ def child(mode: str, tree: Path, folder: Path) -> dict[str, Any]:
         max_model_len=8192,
         max_num_seqs=8,
         max_num_batched_tokens=8192,
-        gpu_memory_utilization=0.3,
+        # A fixed cache size: arms that run at once disturb the profiling.
+        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=4 << 30,
         enforce_eager=mode == "eager",
         attention_config={"backend": "FLASHMLA_SPARSE"},
         compilation_config={"cudagraph_capture_sizes": [4, 8]},
@@ -274,6 +277,132 @@ def engaged(result: dict[str, Any], mode: str) -> str | None:
     return None
 
 
+def collect(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Run every arm in every mode, some at once, each a process of its own.
+
+    Returns:
+        What each answered, by ``mode, arm``.
+
+    Raises:
+        _gate.Stop: One failed or took too long.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(Path(folder), args.full)
+        queue = [(mode, arm) for mode in args.modes for arm in args.arms]
+        running: dict[str, tuple[subprocess.Popen[bytes], Path, float]] = {}
+        try:
+            while queue or running:
+                while queue and len(running) < args.jobs:
+                    mode, arm = queue.pop(0)
+                    tree = (args.base if arm == "base" else args.tree).resolve()
+                    out = Path(folder) / f"{mode}-{arm}.json"
+                    env = {
+                        name: value
+                        for name, value in os.environ.items()
+                        if not name.startswith(PREFIX)
+                    }
+                    env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ARMS[arm]}
+                    env["PYTHONPATH"] = f"{tree}:{env.get('PYTHONPATH', '')}"
+                    command = [sys.executable, os.path.abspath(__file__)]
+                    command += ["--child", mode, "--tree", str(tree)]
+                    command += ["--folder", folder, "--out", str(out)]
+                    with out.with_suffix(".log").open("wb") as log:
+                        process = subprocess.Popen(
+                            command, env=env, stdout=log, stderr=subprocess.STDOUT
+                        )
+                    running[f"{mode}, {arm}"] = (process, out, time.monotonic())
+                time.sleep(0.1)
+                for key, (process, out, begun) in list(running.items()):
+                    if process.poll() is None:
+                        if time.monotonic() - begun > args.timeout:
+                            text = f"{key}: no result in {args.timeout} s"
+                            raise _gate.Stop("invalid", text)
+                        continue
+                    del running[key]
+                    if process.returncode or not out.exists():
+                        log_text = out.with_suffix(".log").read_text(errors="replace")
+                        raise _gate.Stop("invalid", f"{key} failed: {log_text[-2500:]}")
+                    results[key] = json.loads(out.read_text())
+        finally:
+            for process, _, _ in running.values():
+                process.kill()
+                process.wait()
+    return results
+
+
+def unit_body(args: argparse.Namespace) -> dict[str, Any]:
+    """Be the engine's unit; see `_gate.unit`."""
+    l2_common.check_trees(args.tree, args.base)
+    capability = l2_common.smi("compute_cap")
+    if not capability or float(capability[0]) < 9.0:
+        raise _gate.Stop("not-tested", "no GPU of compute capability 9.0 or above")
+    results = collect(args)
+    cases, engagement, steps = [], {}, {}
+    expected = counted = nodes = 0
+    for mode in args.modes:
+        reference = results[f"{mode}, {args.arms[0]}"]["outputs"]
+        for n, (one, two) in enumerate(zip(*reference, strict=True)):
+            if one != two:
+                text = f"{mode}: the base does not repeat itself on prompt {n}"
+                raise _gate.Stop("invalid", text)
+        for arm in args.arms:
+            key = f"{mode}, {arm}"
+            result = results[key]
+            steps[key] = round(statistics.median(result["batch_ns"]) / 65e6, 4)
+            why = engaged(result, mode) if arm.startswith("on") else None
+            if why:
+                raise _gate.Stop("not-tested", f"{key}: did not engage: {why}")
+            if not arm.startswith("on") and result["prefetch_kernels"]:
+                text = f"{key}: prefetched although it is off"
+                raise _gate.Stop("rejected", text)
+            if arm.startswith("on"):
+                expected += result["launches_a_step"] * result["counters"]["steps"]
+                counted += result["counters"]["launched"]
+                nodes += result["counters"]["captured"]
+            for n, (want, got) in enumerate(
+                zip(reference[0], result["outputs"][0], strict=True)
+            ):
+                apart = sum(a != b for a, b in zip(want, got, strict=True))
+                cases.append(
+                    {
+                        "id": f"{key}, {LENGTHS[n]} tokens",
+                        "equal": want == got,
+                        "elements": len(want),
+                        "differing": apart,
+                    }
+                )
+    if set(MODES) == set(args.modes):
+        # What a captured graph replays, against the same arm run eagerly.
+        for arm in args.arms:
+            eager, graphs = (results[f"{m}, {arm}"]["outputs"][0] for m in MODES)
+            for n, (want, got) in enumerate(zip(eager, graphs, strict=True)):
+                apart = sum(a != b for a, b in zip(want, got, strict=True))
+                cases.append(
+                    {
+                        "id": f"replay against eager, {arm}, {LENGTHS[n]} tokens",
+                        "equal": want == got,
+                        "elements": len(want),
+                        "differing": apart,
+                    }
+                )
+    engagement["on"] = {
+        "expected": expected,
+        "counted": counted,
+        "captured_nodes": nodes,
+    }
+    return {
+        "samples": {"cases": cases},
+        "engagement": engagement,
+        "extra": {
+            "ms a step": steps,
+            "prefetch kernels in 64 profiled steps": {
+                key: result["prefetch_kernels"] for key, result in results.items()
+            },
+        },
+    }
+
+
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Run the arms and compare them."""
     receipt: dict[str, Any] = {
@@ -292,33 +421,10 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if args.base is None:
         raise l2_common.Unusable("--base is needed: the unpacked base is the reference")
     receipt["machine"] = l2_common.machine()
-    results: dict[str, dict[str, Any]] = {}
-    receipt["results"] = results
-    with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder), args.full)
-        for mode in args.modes:
-            for arm in args.arms:
-                key = f"{mode}, {arm}"
-                tree = args.base if arm == "base" else args.tree
-                env = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
-                env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ARMS[arm]}
-                env["PYTHONPATH"] = f"{tree.resolve()}:{env.get('PYTHONPATH', '')}"
-                command = [sys.executable, os.path.abspath(__file__), "--child", mode]
-                command += ["--tree", str(tree.resolve()), "--folder", folder]
-                command += ["--out", str(Path(folder) / "out.json")]
-                try:
-                    done = subprocess.run(
-                        command,
-                        env=env,
-                        capture_output=True,
-                        text=True,
-                        timeout=args.timeout,
-                    )
-                    if done.returncode:
-                        return answer("invalid", f"{key} failed: {done.stderr[-2500:]}")
-                except subprocess.TimeoutExpired:
-                    return answer("invalid", f"{key}: no result in {args.timeout} s")
-                results[key] = json.loads((Path(folder) / "out.json").read_text())
+    try:
+        results = receipt["results"] = collect(args)
+    except _gate.Stop as stop:
+        return answer(stop.verdict, stop.reason)
     reasons, verdict = [], "qualified"
     for mode in args.modes:
         reference = results[f"{mode}, {args.arms[0]}"]
@@ -354,6 +460,8 @@ if __name__ == "__main__":
     argument_parser.add_argument("--modes", nargs="*", choices=MODES, default=MODES)
     argument_parser.add_argument("--full", action="store_true", help="real widths")
     argument_parser.add_argument("--timeout", type=int, default=300, help="s an arm")
+    argument_parser.add_argument("--jobs", type=int, default=1, help="arms at once")
+    argument_parser.add_argument("--unit", action="store_true", help="of the engine")
     argument_parser.add_argument("--child", choices=MODES, help="internal")
     argument_parser.add_argument("--folder", type=Path, help="internal")
     argument_parser.add_argument("--out", type=Path, help="internal")
@@ -364,6 +472,8 @@ if __name__ == "__main__":
         sys.exit(0)
     if unknown := set(arguments.arms) - set(ARMS):
         argument_parser.error(f"--arms: unknown {sorted(unknown)}, known {list(ARMS)}")
+    if arguments.unit:
+        sys.exit(_gate.unit(lambda: unit_body(arguments)))
     sys.exit(
         l2_common.run(GATE, "parity", lambda: main(arguments), bool(arguments.json))
     )

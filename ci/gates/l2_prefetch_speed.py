@@ -34,6 +34,7 @@ from typing import Any
 # CUDA is counted by NVML, so that the parent can import everything once and fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
+import _gate
 import l2_common
 
 GATE = "l2_prefetch_speed"
@@ -267,8 +268,9 @@ class Chain:
                     del os.environ[name]
             if spec.get("switch", "1") is not None:
                 os.environ[PREFIX] = "1"
-            for name, megabytes in spec["mb"].items():
+            for name, megabytes in spec.get("mb", {}).items():
                 os.environ[f"{PREFIX}_{name}_MB"] = repr(float(megabytes))
+            os.environ.update(spec.get("env", {}))
             if "set_aside" in spec:
                 wanted = int(spec["set_aside"] * 2**20)
                 self.set_aside = min(wanted, cuda.max_persisting)
@@ -601,6 +603,73 @@ def judge(pairs: list[dict[str, Any]]) -> tuple[str, list[str]]:
     return "insufficient-evidence", [*reasons, f"about {more} pairs would decide"]
 
 
+def same_kernels(tree: Path, base: Path | None) -> dict[str, str]:
+    """Digest the region's kernels, which must be the base's.
+
+    Raises:
+        _gate.Stop: One of them is not.
+    """
+    found = {}
+    for path in KERNELS:
+        content = (tree / path).read_bytes()
+        found[path] = hashlib.sha256(content).hexdigest()
+        if base and (base / path).read_bytes() != content:
+            text = f"{path} differs between the base and the tree"
+            raise _gate.Stop("not-tested", text)
+    return found
+
+
+def unit_body(args: argparse.Namespace) -> dict[str, Any]:
+    """Be one process start of the engine; see `_gate.unit`."""
+    import torch
+
+    l2_common.check_trees(args.tree, args.base)
+    if reason := l2_common.no_gpu():
+        raise _gate.Stop("not-tested", reason)
+    same_kernels(args.tree, args.base)
+    torch.manual_seed((_gate.unit_seed() + _gate.unit_number()) % 2**63)
+    l2, cuda = setup(str(args.tree.resolve()))
+    cells: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
+    expected = counted = nodes = 0
+    for tp, rows in args.shapes or SHAPES:
+        swap = _gate.unit_number() % 2 == 1
+        found = one_shape(l2, cuda, args.arm, (tp, rows), swap)
+        torch.cuda.empty_cache()
+        name = f"tp{tp}/{rows}"
+        if not found["equal"]:
+            raise _gate.Stop("rejected", f"{name}: the outputs differ")
+        taken = found["samples_us"]
+        cells[name] = {
+            "order": ["base", "on", "on", "base"] * (len(taken["B"]) // 2),
+            "values": {"base": taken["A"], "on": taken["B"]},
+        }
+        engaged = found["engaged"]
+        if engaged["fired"] != engaged["expected"]:
+            raise _gate.Stop("not-tested", f"{name}: windows opened {engaged}")
+        grown = engaged["nodes"][1] - engaged["nodes"][0]
+        expected += engaged["captured"]
+        counted += grown
+        nodes += grown
+        figures[name] = {
+            "base recorded again, us": taken["A'"],
+            "bytes a step": engaged["bytes_a_step"],
+            "windows opened": engaged["fired"],
+        }
+    if not args.no_gemm:
+        figures["one GEMM"] = [
+            {"weight": row["weight"], "median us": row["median_us"]}
+            for row in gemm_times(l2, cuda)
+        ]
+    return {
+        "samples": {"cells": cells},
+        "engagement": {
+            "on": {"expected": expected, "counted": counted, "captured_nodes": nodes}
+        },
+        "extra": figures,
+    }
+
+
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Run the pairs and judge them."""
     arms = l2_common.check_trees(args.tree, args.base)
@@ -624,14 +693,10 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     capability = l2_common.smi("compute_cap")
     if not capability or float(capability[0]) < 9.0:
         return answer("not-tested", "no CUDA device of compute capability 9.0 or above")
-    for path in KERNELS:
-        digest = hashlib.sha256((args.tree / path).read_bytes()).hexdigest()
-        receipt["arms"][path] = digest
-        if (
-            args.base
-            and (args.base / path).read_bytes() != (args.tree / path).read_bytes()
-        ):
-            return answer("not-tested", f"{path} differs between the base and the tree")
+    try:
+        receipt["arms"] |= same_kernels(args.tree, args.base)
+    except _gate.Stop as stop:
+        return answer(stop.verdict, stop.reason)
     sys.path.insert(0, str(args.tree.resolve()))
     try:  # not the kernels of the core: importing them touches the GPU
         import vllm.model_executor.custom_op
@@ -713,7 +778,10 @@ if __name__ == "__main__":
         metavar="TP:TOKENS",
         help="the first one gives the verdict, each one a claim (default 4:8)",
     )
+    argument_parser.add_argument("--unit", action="store_true", help="of the engine")
     arguments = argument_parser.parse_args()
+    if arguments.unit:
+        sys.exit(_gate.unit(lambda: unit_body(arguments)))
     if arguments.pairs < 2:
         argument_parser.error("--pairs: at least 2")
     sys.exit(

@@ -12,6 +12,7 @@ Example: python ci/gates/l2_prefetch_tp2.py --tree TREE --base BASE --json
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import statistics
@@ -21,6 +22,7 @@ import time
 import traceback
 from typing import Any
 
+import _gate
 import l2_common
 import l2_prefetch_speed as speed
 
@@ -153,6 +155,64 @@ def one_pair(
     return pair
 
 
+def not_engaged(name: str, engaged: dict[str, Any]) -> str | None:
+    """Why an arm does not count, or None."""
+    opened, expected = engaged["fired_each"], engaged["expected"]
+    if opened != [expected] * 3 or not engaged["captured"]:
+        return f"{name} did not engage: {engaged}"
+    if not all(all(hooked) for hooked in engaged["hooked"]):
+        return f"{name}: a window has no hook: {engaged}"
+    if engaged["nodes"][1] - engaged["nodes"][0] != engaged["captured"]:
+        return f"{name}: nodes are missing: {engaged}"
+    return None
+
+
+def unit_body(args: argparse.Namespace) -> dict[str, Any]:
+    """Be one process start of the engine; see `_gate.unit`.
+
+    The engine's arms other than the base are the arms here, by their variables.
+    """
+    l2_common.check_trees(args.tree, args.base)
+    sys.path.insert(0, str(args.tree.resolve()))
+    import torch
+
+    if torch.cuda.device_count() < RANKS:
+        raise _gate.Stop("not-tested", f"windows B and C need {RANKS} GPUs")
+    told = json.loads(os.environ["STACKCTL_GATE_ARMS"])
+    names = [name for name in told if name != "base"]
+    for name in names:
+        ARMS[name] = {"switch": None, "env": told[name]["env"]}
+    swap = _gate.unit_number() % 2 == 1
+    try:
+        pair = one_pair(str(args.tree.resolve()), names, args.rows, args.rounds, swap)
+    except RuntimeError as error:
+        raise _gate.Stop("invalid", f"a pair failed: {str(error)[-1500:]}") from None
+    engagement = {}
+    for rank, part in enumerate((pair, pair["other_rank"])):
+        for name, engaged in part["engaged"].items():
+            if why := not_engaged(name, engaged):
+                raise _gate.Stop("not-tested", f"rank {rank}: {why}")
+            if not engaged["equal"]:
+                raise _gate.Stop("rejected", f"rank {rank}: {name}: outputs differ")
+            count = engaged["captured"]
+            engagement[name] = {
+                "expected": count,
+                "counted": count,
+                "captured_nodes": engaged["nodes"][1] - engaged["nodes"][0],
+            }
+    order = []
+    for index in range(args.rounds):
+        once = ["base", *names]
+        order += once if index % 2 == 0 else once[::-1]
+    taken = pair["samples_us"]
+    values = {"base": taken["A"], **{name: taken[name] for name in names}}
+    return {
+        "samples": {"cells": {f"tp2/{args.rows}": {"order": order, "values": values}}},
+        "engagement": engagement,
+        "extra": {"base recorded again, us": taken["A'"]},
+    }
+
+
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Run the pairs and judge the first arm."""
     receipt: dict[str, Any] = {
@@ -203,14 +263,8 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     reasons = []
     for pair in pairs:
         for name, engaged in pair["engaged"].items():
-            opened, expected = engaged["fired_each"], engaged["expected"]
-            if opened != [expected] * 3 or not engaged["captured"]:
-                return answer("not-tested", f"{name} did not engage: {engaged}")
-            if not all(all(hooked) for hooked in engaged["hooked"]):
-                return answer("not-tested", f"{name}: a window has no hook: {engaged}")
-            grown = engaged["nodes"][1] - engaged["nodes"][0]
-            if grown != engaged["captured"]:
-                return answer("not-tested", f"{name}: nodes are missing: {engaged}")
+            if why := not_engaged(name, engaged):
+                return answer("not-tested", why)
     verdict = "insufficient-evidence"
     for name in reversed(args.arms):
         judged = [
@@ -237,7 +291,10 @@ if __name__ == "__main__":
     argument_parser.add_argument(
         "--deadline", type=float, help="start no pair after these seconds"
     )
+    argument_parser.add_argument("--unit", action="store_true", help="of the engine")
     arguments = argument_parser.parse_args()
+    if arguments.unit:
+        sys.exit(_gate.unit(lambda: unit_body(arguments)))
     if arguments.pairs < 2:
         argument_parser.error("--pairs: at least 2")
     if unknown := set(arguments.arms) - set(ARMS):

@@ -29,6 +29,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import _gate
 import l2_common
 
 GATE = "l2_survival"
@@ -219,6 +220,85 @@ def judge(samples: list[dict[str, Any]]) -> tuple[str, list[str]]:
     return ("qualified" if good else "rejected"), reasons
 
 
+def profile(
+    args: argparse.Namespace,
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """Profile the child.
+
+    Returns:
+        A sample per condition; launches, expected launches and bytes prefetched.
+
+    Raises:
+        _gate.Stop: It cannot be done here, or failed.
+    """
+    if reason := l2_common.no_gpu():
+        raise _gate.Stop("not-tested", reason)
+    ncu = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
+    if not Path(ncu).exists():
+        raise _gate.Stop("not-tested", "Nsight Compute (ncu) is not installed")
+    command = [
+        ncu,
+        *("--clock-control", "none", "--cache-control", "none"),
+        *("--profile-from-start", "off", "--csv", "--print-units", "base"),
+        *("--metrics", ",".join(args.metrics or METRICS)),
+        *(sys.executable, os.path.abspath(__file__), "--child"),
+        *("--tree", str(args.tree.resolve())),
+        *(("--only", args.only) if args.only else ()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
+    text = done.stdout + done.stderr
+    if done.returncode != 0:
+        if re.search("ERR_NVGPUCTRPERM|permission", text):
+            raise _gate.Stop("not-tested", "performance counters are not permitted")
+        raise _gate.Stop("invalid", f"the profiled run failed: {text[-2000:]}")
+    try:
+        samples, engaged = parse(done.stdout)
+    except ValueError as error:
+        raise _gate.Stop("invalid", str(error)) from None
+    if not engaged or engaged[0] != engaged[1] or not engaged[1]:
+        raise _gate.Stop("not-tested", f"the prefetch did not engage: {engaged}")
+    return samples, engaged
+
+
+def unit_body(args: argparse.Namespace) -> dict[str, Any]:
+    """Be the engine's unit; see `_gate.unit`.
+
+    A case is the share of the cold bytes that a repetition still read, where the
+    weight is to survive, and the share that it did not read where it is to be gone.
+    """
+    l2_common.check_trees(args.tree, args.base)
+    samples, engaged = profile(args)
+    cold = {
+        weight: min(
+            s["dram__bytes_read.sum"]
+            for s in samples
+            if (s["weight"], s["condition"]) == (weight, "cold")
+        )
+        for weight in {s["weight"] for s in samples}
+    }
+    cases, table = [], {}
+    for s in samples:
+        whole = int(cold[s["weight"]])
+        read = int(s["dram__bytes_read.sum"])
+        place = f"{s['weight']}, set-aside {s['set_aside']}, {s['condition']}"
+        table.setdefault(place, []).append(round(read / 2**20, 2))
+        for what, part in (("read", read), ("kept", max(0, whole - read))):
+            cases.append(
+                {
+                    "id": f"{place}: {what}, {s['repetition'] + 1}",
+                    "equal": part == 0,
+                    "elements": whole,
+                    "differing": part,
+                    "max_abs": part / whole,
+                }
+            )
+    return {
+        "samples": {"cases": cases},
+        "engagement": {"on": {"expected": engaged[1], "counted": engaged[0]}},
+        "extra": {"MiB read": table},
+    }
+
+
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Profile the child and judge what it read."""
     arms = l2_common.check_trees(args.tree, args.base)
@@ -236,40 +316,17 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     def answer(verdict: str, *reasons: str) -> dict[str, Any]:
         return l2_common.document(GATE, "kernel", verdict, list(reasons), receipt)
 
-    if reason := l2_common.no_gpu():
-        return answer("not-tested", reason)
-    ncu = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
-    if not Path(ncu).exists():
-        return answer("not-tested", "Nsight Compute (ncu) is not installed")
-    receipt["machine"] = l2_common.machine()
-    command = [
-        ncu,
-        *("--clock-control", "none", "--cache-control", "none"),
-        *("--profile-from-start", "off", "--csv", "--print-units", "base"),
-        *("--metrics", ",".join(args.metrics or METRICS)),
-        *(sys.executable, os.path.abspath(__file__), "--child"),
-        *("--tree", str(args.tree.resolve())),
-        *(("--only", args.only) if args.only else ()),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
-    text = done.stdout + done.stderr
-    if done.returncode != 0:
-        if re.search("ERR_NVGPUCTRPERM|permission", text):
-            return answer("not-tested", "the performance counters are not permitted")
-        return answer("invalid", f"the profiled run failed: {text[-2000:]}")
     try:
-        samples, engaged = parse(done.stdout)
-    except ValueError as error:
-        return answer("invalid", str(error))
-    receipt["samples"], receipt["machine_after"] = samples, l2_common.machine()
+        receipt["samples"], engaged = profile(args)
+    except _gate.Stop as stop:
+        return answer(stop.verdict, stop.reason)
+    receipt["machine"] = l2_common.machine()
     receipt["engagement"] = dict(
         zip(("launched", "expected", "bytes"), engaged, strict=False)
     )
-    if not engaged or engaged[0] != engaged[1] or not engaged[1]:
-        return answer("not-tested", f"the prefetch did not engage: {engaged}")
     if args.only:
         return answer("insufficient-evidence", "one weight only: a look, no verdict")
-    verdict, reasons = judge(samples)
+    verdict, reasons = judge(receipt["samples"])
     return answer(verdict, *reasons)
 
 
@@ -279,12 +336,15 @@ if __name__ == "__main__":
     argument_parser.add_argument("--only", help="one weight, no verdict")
     argument_parser.add_argument("--metrics", nargs="*", help="other ncu metrics")
     argument_parser.add_argument("--timeout", type=int, default=300)
+    argument_parser.add_argument("--unit", action="store_true", help="of the engine")
     arguments = argument_parser.parse_args()
     if arguments.child:
         child(arguments.tree, arguments.only)
         sys.exit(0)
     with tempfile.TemporaryDirectory() as triton_cache, contextlib.ExitStack():
         os.environ.setdefault("TRITON_CACHE_DIR", triton_cache)
+        if arguments.unit:
+            sys.exit(_gate.unit(lambda: unit_body(arguments)))
         sys.exit(
             l2_common.run(GATE, "kernel", lambda: main(arguments), bool(arguments.json))
         )

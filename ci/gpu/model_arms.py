@@ -124,28 +124,33 @@ def build(arm: Arm, site: Path, work: Path) -> None:
 
 
 def arm_environment(
-    arm: Arm, site: Path, cache: Path, gpu: str | None
+    arm: Arm, site: Path | None, cache: Path | None, gpu: str | None
 ) -> dict[str, str]:
-    """The environment of an arm's processes."""
+    """The environment of an arm's processes; without a cache, the one that is set."""
     drop = ("PYTHONPATH", "VLLM_GLM53_")
     env = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
     env |= {
-        "PYTHONPATH": f"{arm.root}:{site}",
+        "PYTHONPATH": os.pathsep.join(
+            dict.fromkeys(str(folder) for folder in (arm.root, site) if folder)
+        ),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_CACHE_ROOT": str(cache / "vllm"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
     }
+    if cache is not None:
+        env["VLLM_CACHE_ROOT"] = str(cache / "vllm")
+        env["TRITON_CACHE_DIR"] = str(cache / "triton")
     env.setdefault("CUDA_HOME", "/usr/local/cuda")
     if gpu is not None:
         env["CUDA_VISIBLE_DEVICES"] = gpu
     return env | arm.variables
 
 
-def start(job: Job, site: Path, cache: Path, gpu: str | None) -> subprocess.Popen[str]:
+def start(
+    job: Job, site: Path | None, cache: Path | None, gpu: str | None
+) -> subprocess.Popen[str]:
     """Start one arm on one configuration."""
     command = [sys.executable, str(HERE / "tiny_glm.py"), "--out", str(job.out)]
     command += job.options
@@ -175,6 +180,16 @@ def parse_arms(args: argparse.Namespace) -> list[Arm]:
         raise _gate.Stop(
             "invalid", "name the base first, without an overlay, then arms"
         )
+    ask(arms, args)
+    return arms
+
+
+def ask(arms: list[Arm], args: argparse.Namespace) -> None:
+    """Give each arm what ``--expect`` and ``--forbid`` ask of it.
+
+    Raises:
+        _gate.Stop: One names no arm.
+    """
     for option, texts in (("expect", args.expect), ("forbid", args.forbid)):
         for text in texts:
             name, _, counter = text.partition(":")
@@ -186,6 +201,23 @@ def parse_arms(args: argparse.Namespace) -> list[Arm]:
                 )
             asked = found[0].expected if option == "expect" else found[0].forbidden
             asked.append((pattern or "*", counter))
+
+
+def engine_arms(args: argparse.Namespace) -> list[Arm]:
+    """The arms of the gate engine's schedule: its folders and its variables.
+
+    Raises:
+        _gate.Stop: There is no site, or a counter is of no arm.
+    """
+    told = json.loads(os.environ["STACKCTL_GATE_ARMS"])
+    arms = []
+    for name, arm in told.items():
+        root = Path(arm["site"])
+        if not (root / "vllm").is_dir():
+            raise _gate.Stop("not-tested", "no installed vLLM was named (--site)")
+        arms.append(Arm(name, None, dict(arm["env"]), root=root))
+    arms.sort(key=lambda arm: arm.name != "base")
+    ask(arms, args)
     return arms
 
 
@@ -224,7 +256,7 @@ def run_jobs(jobs: list[Job], args: argparse.Namespace, work: Path) -> None:
     A job of a configuration whose reference (its first job) failed is left out.
     """
     slots: list[str | None] = [g for g in args.gpus for _ in range(args.parallel)]
-    cache = args.cache or work / "cache"
+    cache = args.cache or (None if args.unit else work / "cache")
     queue, running = list(jobs), []
     reference = {job.config: job for job in reversed(jobs)}
     while queue or running:
@@ -321,6 +353,105 @@ def compare(jobs: list[Job]) -> dict[str, Any]:
     return result
 
 
+def plan(arms: list[Arm], args: argparse.Namespace, work: Path) -> dict[str, list[Job]]:
+    """The jobs of every configuration, the reference's first."""
+    by_config = {}
+    for text in args.config:
+        name, _, options = text.partition(":")
+        name, _, chosen = name.partition("=")
+        names = chosen.split("+") if chosen else [arm.name for arm in arms]
+        by_config[name] = [
+            Job(name, shlex.split(options), arm, work / f"{name}-{arm.name}.json")
+            for arm in arms
+            if arm is arms[0] or arm.name in names
+        ]
+    return by_config
+
+
+def first_jobs(by_config: dict[str, list[Job]]) -> list[Job]:
+    """All jobs, the references of all configurations before the rest."""
+    first = [jobs[0] for jobs in by_config.values()]
+    return first + [job for jobs in by_config.values() for job in jobs[1:]]
+
+
+def unit_body(args: argparse.Namespace) -> dict[str, Any]:
+    """Be the gate engine's unit; see :func:`_gate.unit`."""
+    arms = engine_arms(args)
+    args.deadline = time.monotonic() + args.budget_s
+    args.landed, args.site = lambda job: None, None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        by_config = plan(arms, args, Path(folder))
+        run_jobs(first_jobs(by_config), args, Path(folder))
+        cases, left_out = [], []
+        engagement = {
+            arm.name: {"expected": 0, "counted": 0} for arm in arms if arm.expected
+        }
+        digests: dict[str, dict[str, str]] = {}
+        for name, jobs in by_config.items():
+            found = compare(jobs)
+            if found["verdict"] == "not-tested" and "reason" in found:
+                text = found["arms"][jobs[0].arm.name].get("failed", found["reason"])
+                left_out.append(f"{name}: not tested: {text}")
+                continue
+            reference = jobs[0].answer()
+            assert reference is not None
+            for n in found["prompts_not_repeated_by_the_reference"]:
+                left_out.append(f"{name}, prompt {n}: the base does not repeat itself")
+            for job in jobs:
+                entry = found["arms"][job.arm.name]
+                answer = job.answer()
+                if answer is None:
+                    why = str(entry["failed"])
+                    if not job.why:
+                        raise _gate.Stop("invalid", f"{name}, {job.arm.name}: {why}")
+                    left_out.append(f"{name}, {job.arm.name}: {why}")
+                    continue
+                if stray := entry.get("engaged_though_off"):
+                    text = f"{name}, {job.arm.name}: counted although it is off: "
+                    raise _gate.Stop("rejected", text + ", ".join(stray))
+                digests.setdefault(name, {})[job.arm.name] = entry["digest"][:16]
+                wanted, _ = job.arm.counters(name)
+                for counter in wanted:
+                    engagement[job.arm.name]["expected"] += 1
+                    counted = bool(entry["counters"].get(counter))
+                    engagement[job.arm.name]["counted"] += counted
+                for n in found["prompts_compared"]:
+                    cases.append(
+                        {
+                            "id": f"{name}, {job.arm.name}, prompt {n}",
+                            **difference(reference["answers"][n], answer["answers"][n]),
+                        }
+                    )
+    if not cases:
+        raise _gate.Stop("not-tested", "; ".join(left_out) or "nothing was compared")
+    return {
+        "samples": {"cases": cases},
+        "engagement": engagement,
+        "notes": left_out,
+        "extra": {"answers": digests},
+    }
+
+
+def difference(want: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
+    """Whether an answer is the reference's: tokens, and log-probabilities to the bit.
+
+    An element is a token, or a log-probability of one of the likeliest tokens.
+    """
+    size = apart = 0
+    for what in ("tokens", "logprobs"):
+        pairs = list(zip(want[what], got[what], strict=False))
+        flat = pairs
+        if what == "logprobs":
+            flat = [
+                (a, b) for one, two in pairs for a, b in zip(one, two, strict=False)
+            ]
+        size += len(flat)
+        apart += sum(a != b for a, b in flat)
+        apart += abs(len(want[what]) - len(got[what]))
+    same = want["tokens"] == got["tokens"] and want["logprobs"] == got["logprobs"]
+    return {"equal": same, "elements": size, "differing": apart or int(not same)}
+
+
 def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
     """Fill the document; see :func:`_gate.run`."""
     arms = parse_arms(args)
@@ -333,16 +464,7 @@ def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
         work = Path(folder)
         for arm in arms:
             build(arm, args.site, work)
-        by_config: dict[str, list[Job]] = {}
-        for text in args.config:
-            name, _, options = text.partition(":")
-            name, _, chosen = name.partition("=")
-            names = chosen.split("+") if chosen else [arm.name for arm in arms]
-            by_config[name] = [
-                Job(name, shlex.split(options), arm, work / f"{name}-{arm.name}.json")
-                for arm in arms
-                if arm is arms[0] or arm.name in names
-            ]
+        by_config = plan(arms, args, work)
 
         def landed(job: Job) -> None:
             same = by_config[job.config]
@@ -352,9 +474,7 @@ def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
                     args.partial.write_text(json.dumps(document))
 
         args.landed = landed
-        jobs = [js[0] for js in by_config.values()]
-        jobs += [job for js in by_config.values() for job in js[1:]]
-        run_jobs(jobs, args, work)
+        run_jobs(first_jobs(by_config), args, work)
         for name, same in by_config.items():
             configs[name] = compare(same)
     verdicts = []
@@ -370,8 +490,8 @@ def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
 def main() -> int:
     """Parse the command line and run the gate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--site", type=Path, required=True)
-    parser.add_argument("--arm", action="append", required=True)
+    parser.add_argument("--site", type=Path, help="unpacked vLLM; not with --unit")
+    parser.add_argument("--arm", action="append", default=[])
     parser.add_argument("--expect", action="append", default=[])
     parser.add_argument("--forbid", action="append", default=[])
     parser.add_argument(
@@ -395,7 +515,14 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="of compiled kernels, kept")
     parser.add_argument("--partial", type=Path, help="written after each configuration")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--unit", action="store_true", help="one unit of the engine, which has the arms"
+    )
     args = parser.parse_args()
+    if args.unit:
+        return _gate.unit(lambda: unit_body(args))
+    if args.site is None:
+        parser.error("--site is needed")
     args.site = args.site.resolve()
     return _gate.run(
         "model-parity", __file__, args.json, lambda document: body(args, document)

@@ -42,7 +42,7 @@ sys.path.insert(0, str(HERE))
 
 import _gate  # noqa: E402
 import tiny_glm  # noqa: E402
-from model_arms import Arm, arm_environment, build, describe, parse_arms  # noqa: E402
+from model_arms import Arm, arm_environment, build, describe, engine_arms, parse_arms  # noqa: E402
 
 WHAT = ("prefill", "decode")
 PREFILL_TOKENS, DECODE_REQUESTS, DECODE_STEPS = 4080, 8, 64
@@ -110,7 +110,7 @@ class Process:
     """A process of an arm, as its block sees it."""
 
     def __init__(
-        self, arm: Arm, args: argparse.Namespace, cache: Path, gpu: str | None
+        self, arm: Arm, args: argparse.Namespace, cache: Path | None, gpu: str | None
     ) -> None:
         self.arm, self.gpu = arm, gpu
         wanted, _ = arm.counters("")
@@ -286,6 +286,67 @@ def judge(
     return found
 
 
+def unit_body(args: argparse.Namespace) -> dict[str, Any]:
+    """Be one process start of the gate engine: one block; see :func:`_gate.unit`.
+
+    The base's second process is the arm ``again``, which the gate may name.
+    """
+    arms = engine_arms(args)
+    ordered = [arms[0], *(arm for arm in arms[1:] if arm.name != "again")]
+    ordered += [arm for arm in arms if arm.name == "again"] or [arms[0]]
+    done: list[dict[str, Any]] = []
+    args.site = None
+    processes = [Process(arm, args, args.cache, None) for arm in ordered]
+    try:
+        for process in processes:
+            process.read()
+        run_block(processes, args.rounds, done)
+    except RuntimeError as error:
+        raise _gate.Stop("invalid", str(error)) from None
+    finally:
+        for process in processes:
+            process.kill()
+    starts = done[0]["starts"]
+    if ordered[-1] is ordered[0]:
+        starts, extra = starts[:-1], starts[-1]["samples_ms"]
+    else:
+        extra = {}
+    names = [start["arm"] for start in starts]
+    cells = {}
+    for what in WHAT:
+        # The samples of a visit are one figure: what alternates are visits.
+        values = {
+            start["arm"]: by_visit(start["samples_ms"][what], args.rounds)
+            for start in starts
+        }
+        order = []
+        for index in range(args.rounds):
+            order += names if index % 2 == 0 else names[::-1]
+        cells[what] = {"order": order, "values": values}
+    engagement = {}
+    for arm, start in zip(ordered, starts, strict=False):
+        wanted = arm.counters("")[0]
+        if wanted:
+            after = start["counters"]["after"]
+            engagement[arm.name] = {
+                "expected": len(wanted),
+                "counted": sum(bool(after.get(name)) for name in wanted),
+            }
+    return {
+        "samples": {"cells": cells},
+        "engagement": engagement,
+        "extra": {"base at the end, ms": extra} if extra else {},
+    }
+
+
+def by_visit(samples: list[float], visits: int) -> list[float]:
+    """The median of each visit's samples."""
+    each = len(samples) // visits
+    return [
+        statistics.median(samples[i * each : (i + 1) * each]) for i in range(visits)
+    ]
+
+
 def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
     """Fill the document; see :func:`_gate.run`."""
     arms = parse_arms(args)
@@ -368,8 +429,8 @@ def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
 def main() -> int:
     """Parse the command line and run the gate, or one of its processes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--site", type=Path, required=True)
-    parser.add_argument("--arm", action="append", required=True)
+    parser.add_argument("--site", type=Path, help="unpacked vLLM; not with --unit")
+    parser.add_argument("--arm", action="append", default=[])
     parser.add_argument("--expect", action="append", default=[])
     parser.add_argument("--claim", action="append", default=[])
     parser.add_argument("--model", type=shlex.split, default=[], metavar="OPTIONS")
@@ -383,8 +444,16 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=3600, help="s in all")
     parser.add_argument("--grace-s", type=float, default=0, help="s beyond that")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--unit", action="store_true", help="one unit of the engine, which has the arms"
+    )
     args = parser.parse_args()
-    args.site, args.forbid = args.site.resolve(), []
+    args.forbid = []
+    if args.unit:
+        return _gate.unit(lambda: unit_body(args))
+    if args.site is None:
+        parser.error("--site is needed")
+    args.site = args.site.resolve()
     return _gate.run(
         "model-speed", __file__, args.json, lambda document: body(args, document)
     )
