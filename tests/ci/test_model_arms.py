@@ -27,6 +27,7 @@ answers = [{"tokens": [1, t], "logprobs": [[[1, "0x1p-1"]], [[t, "0x1p-2"]]]}
            for t in spec["tokens"]]
 json.dump({"answers": answers, "repeats": spec.get("repeats", [True, True]),
            "counters": {c: spec.get("counted", {}).get(c) for c in a.counter},
+           "digest": str(spec["tokens"]),
            "gpu": os.environ.get("CUDA_VISIBLE_DEVICES")}, open(a.out, "w"))
 """
 
@@ -149,3 +150,67 @@ def test_gpus_and_chosen_arms(gate):
         for arm in config["arms"].values()
     }
     assert used == {"4", "7"}
+
+
+@pytest.fixture
+def unit(gate, tmp_path):
+    answers, _ = gate
+
+    def run(arms, *arguments):
+        told = {
+            name: {"tree": "", "site": str(tmp_path / folder), "env": {}}
+            for name, folder in arms.items()
+        }
+        env = {"PATH": "/usr/bin:/bin", "STACKCTL_GATE_ARMS": json.dumps(told)}
+        command = [sys.executable, "ci/gpu/model_arms.py", "--unit", "--least-s", "0"]
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env=env,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return answers, run
+
+
+UNIT = {"on": "on", "base": "site"}
+
+
+def test_a_unit_gives_a_case_for_each_prompt_and_what_was_counted(unit):
+    answers, run = unit
+    answers("on", tokens=[3, 5], counted={"m:n": 2})
+    answer = run(UNIT, "--expect", "on:m:n", "--config", "e:--eager")
+    cases = {case["id"]: case for case in answer["samples"]["cases"]}
+    assert set(cases) == {f"e, {a}, prompt {n}" for a in ("base", "on") for n in (0, 1)}
+    assert cases["e, on, prompt 0"]["equal"]
+    assert cases["e, on, prompt 0"]["elements"] == 4
+    # One token and one log-probability of four.
+    assert not cases["e, on, prompt 1"]["equal"]
+    assert cases["e, on, prompt 1"]["differing"] == 2
+    assert answer["engagement"] == {"on": {"expected": 1, "counted": 1}}
+
+
+def test_a_unit_refuses_what_shows_nothing(unit):
+    answers, run = unit
+    answers("on", tokens=[3, 4], counted={"m:n": 1})
+    stop = run(UNIT, "--forbid", "on:m:n", "--config", "e:")["stop"]
+    assert stop["verdict"] == "rejected"
+    stop = run(UNIT, "--config", "e:--crash on")["stop"]
+    assert stop["verdict"] == "invalid" and "no engine" in stop["reason"]
+    stop = run(UNIT, "--config", "e:--crash site")["stop"]
+    assert stop["verdict"] == "not-tested" and "no engine" in stop["reason"]
+    stop = run({"on": "on", "base": "nowhere"}, "--config", "e:")["stop"]
+    assert stop["verdict"] == "not-tested"
+
+
+def test_a_unit_names_what_it_left_out(unit):
+    answers, run = unit
+    answers("site", tokens=[3, 4], repeats=[True, False])
+    answers("on", tokens=[3, 4])
+    answer = run(UNIT, "--config", "e:", "--config", "f:--crash site")
+    assert len(answer["samples"]["cases"]) == 2
+    assert any("does not repeat itself" in note for note in answer["notes"])
+    assert any(note.startswith("f: not tested") for note in answer["notes"])

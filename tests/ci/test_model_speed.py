@@ -146,3 +146,34 @@ def test_few_blocks_or_a_wide_control_decide_nothing(judge):
     claim = [("on", "decode", 0.05)]
     assert judge(_blocks(0.8, count=5), claim)["verdict"] == "insufficient-evidence"
     assert judge(_blocks(0.8, noise=0.2), claim)["verdict"] == "insufficient-evidence"
+
+
+def test_a_unit_is_one_block_with_the_visits_in_order(gate, tmp_path):
+    told = {
+        name: {"tree": "", "site": str(tmp_path / folder), "env": env}
+        for name, folder, env in (
+            ("base", "site", {}),
+            ("again", "site", {}),
+            ("on", "on", {"COUNTED": "3"}),
+        )
+    }
+    env = {"PATH": "/usr/bin:/bin", "STACKCTL_GATE_ARMS": json.dumps(told)}
+    command = [sys.executable, "ci/gpu/model_speed.py", "--unit", "--rounds", "2"]
+    done = subprocess.run(
+        [*command, "--expect=on:m:n"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    for what in ("prefill", "decode"):
+        cell = answer["samples"]["cells"][what]
+        assert cell["order"] == ["base", "on", "again", "again", "on", "base"]
+        assert {name: len(v) for name, v in cell["values"].items()} == {
+            "base": 2,
+            "on": 2,
+            "again": 2,
+        }
+    assert answer["engagement"] == {"on": {"expected": 1, "counted": 1}}
