@@ -22,7 +22,7 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -452,15 +452,14 @@ def _time_cell(
     chain.batch(tokens)
     graphs, engaged, pool, size = {}, {}, {}, {}
     alone, expected, equal = [], None, {}
-    arms = options.arms
-    prefetches = chain.prefetches()
-    for arm in arms:
+
+    def make(arm: str) -> None:
+        nonlocal expected
+        before = chain.prefetches()
         counters()
         graphs[arm], output = chain.capture(arm, keep=True)
         engaged[arm] = counters()
-        if arm == BOTH:
-            prefetches = chain.prefetches() - prefetches
-            engaged[arm]["prefetches"] = prefetches
+        engaged[arm]["prefetches"] = chain.prefetches() - before
         chain.reset()
         graphs[arm].replay()
         torch.cuda.synchronize()
@@ -469,6 +468,9 @@ def _time_cell(
         equal[arm] = torch.equal(expected, got)
         pool[arm] = pool_bytes(graphs[arm])
         size[arm] = graph_size(graphs[arm])
+
+    for arm in ARMS:
+        make(arm)
         if arm == "base":
             # Before the tree's graphs exist (in the first cell: before its streams
             # do): shows whether they slow the base down.
@@ -480,7 +482,7 @@ def _time_cell(
     chain.reset()
     clock = [clock_mhz()]
 
-    def blocks() -> list[list[Any]]:
+    def blocks(arms: Sequence[str] = ARMS) -> list[list[Any]]:
         return [
             [arm, measure_us(graphs[arm].replay, options.replays, chain.depth)]
             for _ in range(options.blocks)
@@ -488,7 +490,7 @@ def _time_cell(
         ]
 
     samples = blocks()
-    beside = []
+    beside, both = [], []
     if last:
         # One other stream that has run a kernel slows every graph of the process
         # down, as the streams of an engine do. There is no way back from it, so it
@@ -498,14 +500,18 @@ def _time_cell(
             torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
         beside = blocks()
+        if options.both:  # its stream is one more, so it comes last
+            make(BOTH)
+            both = blocks(("base", "on", BOTH))
     return {
         "tp": chain.tp,
         "tokens": tokens,
         "samples_us_per_layer": samples,
         "beside_other_stream_us_per_layer": beside,
+        "both_us_per_layer": both,
         "base_alone_us_per_layer": alone,
         "single_us_per_layer": {
-            arm: single_us(graphs[arm].replay, chain.depth) for arm in arms
+            arm: single_us(graphs[arm].replay, chain.depth) for arm in ARMS
         },
         "equal": equal,
         "clock_mhz": [*clock, clock_mhz()],
@@ -526,12 +532,14 @@ def speed(config: Any, base: ModuleType, options: argparse.Namespace) -> dict[st
     Returns:
         Raw samples in the order they were taken, with engagement.
     """
+    wanted = options.cells or [(tp, m) for tp in options.tp for m in options.tokens]
     cells = []
-    for tp in options.tp:
-        chain = Chain(config, base, tp, options.depth, options.seed)
-        for tokens in options.tokens:
-            last = (tp, tokens) == (options.tp[-1], options.tokens[-1])
-            cells.append(_time_cell(chain, tokens, options, last))
+    chain = None
+    for tp, tokens in wanted:
+        if chain is None or chain.tp != tp:
+            chain = Chain(config, base, tp, options.depth, options.seed)
+        last = (tp, tokens) == wanted[-1]
+        cells.append(_time_cell(chain, tokens, options, last))
     return {"cells": cells}
 
 
@@ -607,6 +615,19 @@ def parity(
     return {"cells": cells}
 
 
+def cell(text: str) -> tuple[int, int]:
+    """Read ``TP:TOKENS``.
+
+    Args:
+        text: The argument.
+
+    Returns:
+        Both numbers.
+    """
+    tp, tokens = map(int, text.split(":"))
+    return tp, tokens
+
+
 def main() -> None:
     """Import, wait for the parent's line, measure, print one JSON object."""
     parse = argparse.ArgumentParser()
@@ -614,7 +635,8 @@ def main() -> None:
     parse.add_argument("--base-kda", required=True)
     parse.add_argument("--tp", type=int, nargs="+", required=True)
     parse.add_argument("--tokens", type=int, nargs="+", required=True)
-    parse.add_argument("--arms", nargs="+", choices=[*ARMS, BOTH], default=list(ARMS))
+    parse.add_argument("--cells", nargs="+", type=cell, metavar="TP:TOKENS")
+    parse.add_argument("--both", action="store_true", help="with the prefetch, last")
     parse.add_argument("--depth", type=int, required=True)
     parse.add_argument("--seed", type=int, required=True)
     parse.add_argument("--blocks", type=int, default=4)

@@ -133,6 +133,9 @@ def site(tree: Path, installed: Path) -> Iterator[Path]:
         A folder for the front of ``PYTHONPATH``.
 
     """
+    if (tree / "vllm").resolve() == installed.resolve():
+        yield tree  # the caller has laid it over already
+        return
     with tempfile.TemporaryDirectory(prefix="kda-gate-") as folder:
         target = Path(folder) / "vllm"
         for source in (installed, tree / "vllm"):
@@ -447,8 +450,10 @@ def child_environment(folder: Path) -> dict[str, str]:
         HF_HUB_OFFLINE="1",
         VLLM_NO_USAGE_STATS="1",
         VLLM_LOGGING_LEVEL="ERROR",
-        PYTHONDONTWRITEBYTECODE="1",
     )
+    # What a cache elsewhere is for: a unit's processes compile the sources once.
+    if "PYTHONPYCACHEPREFIX" not in environment:
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
     return environment
 
 

@@ -347,8 +347,7 @@ def unit_body(options: argparse.Namespace) -> dict[str, Any]:
         _gate.Stop: It cannot run here.
     """
     told = json.loads(os.environ.get("STACKCTL_GATE_ARMS", "{}"))
-    # The arm beside which another stream is in use all along comes last.
-    arms = ["base", "off", "on"] + (["both"] if "both" in told else [])
+    both = "both" in told
     try:
         installed = common.installed_vllm()
         base = common.base_kda(options.base, installed)
@@ -357,9 +356,10 @@ def unit_body(options: argparse.Namespace) -> dict[str, Any]:
                 [
                     "speed",
                     f"--base-kda={base}",
-                    *("--arms", *arms),
                     *("--tp", *map(str, options.tp)),
                     *("--tokens", *map(str, options.tokens)),
+                    *(("--cells", *options.cells) if options.cells else ()),
+                    *(("--both",) if both else ()),
                     f"--depth={RULE['depth']}",
                     f"--blocks={RULE['blocks']}",
                     f"--replays={RULE['replays']}",
@@ -379,15 +379,17 @@ def unit_body(options: argparse.Namespace) -> dict[str, Any]:
         kinds = {name: cell["samples_us_per_layer"]}
         if cell["beside_other_stream_us_per_layer"]:
             kinds[f"{name}/other-stream"] = cell["beside_other_stream_us_per_layer"]
+        if cell["both_us_per_layer"]:
+            kinds[f"{name}/prefetch"] = cell["both_us_per_layer"]
         for key, samples in kinds.items():
             values: dict[str, list[float]] = {}
             for arm, value in samples:
                 values.setdefault(arm, []).append(value)
             cells[key] = {"order": [arm for arm, _ in samples], "values": values}
-        for arm in arms[2:]:
+        for arm in ("on", "both") if cell["both_us_per_layer"] else ("on",):
             engaged = cell["engaged"][arm]
             grown = cell["graph"][arm]["nodes"] - cell["graph"]["off"]["nodes"]
-            if grown != engaged.get("prefetches", 0):
+            if grown != engaged["prefetches"]:
                 raise _gate.Stop("not-tested", f"{name}, {arm}: nodes are missing")
             entry = engagement.setdefault(
                 arm, {"expected": 0, "counted": 0, "captured_nodes": 0}
@@ -430,6 +432,7 @@ def main() -> int:
     parser.add_argument("--tp", type=int, nargs="+", default=list(TP))
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--cells", nargs="+", metavar="TP:TOKENS", help="with --unit")
     parser.add_argument("--unit", action="store_true", help="one unit of the engine")
     options = parser.parse_args()
     if options.unit:

@@ -12,8 +12,8 @@ The bars, declared before the run and judged by 99 % t intervals:
 * at 32,768 tokens: at least 60 % of the copy bandwidth of the same process (reads plus
   writes of a copy of 1 GiB), or hardware counters (Nsight Compute) that name another
   limit: one of issue slots, an arithmetic pipe, L1, L2 and device memory at 60 % of its
-  peak or more; or, where the programs do not fill the device once, the latency of a
-  program, with what its warps wait for;
+  peak or more; or, where the programs do not fill the device once or registers let less
+  than a quarter of the warps be resident, latency, with what the warps wait for;
 * extra memory 0; eager launch cost (host time of a call) not above the base path.
 
     python ci/gates/kpool_speed.py --tree TREE --base BASE --json
@@ -85,6 +85,7 @@ LIMITS = {
     "device memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
 }
 WAVES = "launch__waves_per_multiprocessor"
+RESIDENT = "sm__maximum_warps_per_active_cycle_pct"
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 BARS = {
     "ordered_ratio": (300.0, True),
@@ -356,8 +357,9 @@ def number(text: str) -> float:
 def named_limits(rows: Any) -> dict[str, str]:
     """What counters say limits the pool kernel, by shape, where they say it.
 
-    A resource at 60 % of its peak or more; or latency, where fewer programs run than
-    the device holds at once, so that a launch takes as long as one program.
+    A resource at 60 % of its peak or more; or latency, where there are few warps to
+    hide it: fewer programs than the device holds at once, so that a launch takes as
+    long as one program, or registers for less than a quarter of an SM's warps.
     """
     found: dict[str, str] = {}
     for row in rows if isinstance(rows, list) else []:
@@ -373,13 +375,17 @@ def named_limits(rows: Any) -> dict[str, str]:
             if (match := STALL.fullmatch(metric))
         }
         waves = number(row.get(WAVES, "1"))
-        if waves < 1 and sum(stalls.values()) > 0:
+        resident = number(row.get(RESIDENT, "100"))
+        few = ""
+        if waves < 1:
+            few = f"programs fill {waves:.2f} of the device"
+        elif resident < 25:
+            few = f"registers let {resident:.0f} % of the warps be resident"
+        if few and sum(stalls.values()) > 0:
             total = sum(stalls.values())
             most = sorted(stalls.items(), key=lambda item: -item[1])[:3]
             why = ", ".join(f"{n} {100 * v / total:.0f} %" for n, v in most)
-            found[row["shape"]] = (
-                f"latency: programs fill {waves:.2f} of the device, warps are in {why}"
-            )
+            found[row["shape"]] = f"latency: {few}, warps are in {why}"
     return found
 
 

@@ -14,11 +14,11 @@ An overlay is a folder with a ``vllm/`` of changed files. The first arm is the
 reference: the base as it was unpacked. ``--expect ARM:MODULE:ATTRIBUTE`` names a
 counter that has to be above zero, else the arm never engaged and is not tested.
 
-The references of all configurations run first, which also compiles what is to be
-compiled; then the other arms, side by side, spread over ``--gpus`` (results do not
-depend on that). A configuration whose reference does not run is not tested, and its
-other arms are not started. Every arm answers each prompt twice, and prompts on which
-the reference does not repeat itself are left out of the comparison and listed.
+Configurations are taken in their order, each with its reference first, some processes
+side by side, spread over ``--gpus`` (results do not depend on that). A configuration
+whose reference does not run is not tested, and its other arms are not started. Every
+arm answers each prompt twice, and prompts on which the reference does not repeat
+itself are left out of the comparison and listed.
 
 ``--expect ARM@CONFIG:MODULE:ATTRIBUTE`` asks for the counter only in configurations
 whose name matches the pattern, ``--forbid`` asks that it stays at zero there.
@@ -37,6 +37,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,6 @@ def arm_environment(
         "PYTHONPATH": os.pathsep.join(
             dict.fromkeys(str(folder) for folder in (arm.root, site) if folder)
         ),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -142,6 +142,13 @@ def arm_environment(
     if cache is not None:
         env["VLLM_CACHE_ROOT"] = str(cache / "vllm")
         env["TRITON_CACHE_DIR"] = str(cache / "triton")
+        env["PYTHONPYCACHEPREFIX"] = str(cache / "bytecode")
+    # vLLM keeps what it learnt of a model's module by the module's name: arms whose
+    # modules differ would take it from each other at every start.
+    if shared := env.get("VLLM_CACHE_ROOT"):
+        env.setdefault("DG_JIT_CACHE_DIR", str(Path(shared) / "deep_gemm"))
+        env.setdefault("TILELANG_CACHE_DIR", str(Path(shared) / "tilelang"))
+        env["VLLM_CACHE_ROOT"] = str(Path(shared) / arm.name)
     env.setdefault("CUDA_HOME", "/usr/local/cuda")
     if gpu is not None:
         env["CUDA_VISIBLE_DEVICES"] = gpu
@@ -368,12 +375,6 @@ def plan(arms: list[Arm], args: argparse.Namespace, work: Path) -> dict[str, lis
     return by_config
 
 
-def first_jobs(by_config: dict[str, list[Job]]) -> list[Job]:
-    """All jobs, the references of all configurations before the rest."""
-    first = [jobs[0] for jobs in by_config.values()]
-    return first + [job for jobs in by_config.values() for job in jobs[1:]]
-
-
 def unit_body(args: argparse.Namespace) -> dict[str, Any]:
     """Be the gate engine's unit; see :func:`_gate.unit`."""
     arms = engine_arms(args)
@@ -381,7 +382,7 @@ def unit_body(args: argparse.Namespace) -> dict[str, Any]:
     args.landed, args.site = lambda job: None, None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         by_config = plan(arms, args, Path(folder))
-        run_jobs(first_jobs(by_config), args, Path(folder))
+        run_jobs(list(chain.from_iterable(by_config.values())), args, Path(folder))
         cases, left_out = [], []
         engagement = {
             arm.name: {"expected": 0, "counted": 0} for arm in arms if arm.expected
@@ -474,7 +475,7 @@ def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
                     args.partial.write_text(json.dumps(document))
 
         args.landed = landed
-        run_jobs(first_jobs(by_config), args, work)
+        run_jobs(list(chain.from_iterable(by_config.values())), args, work)
         for name, same in by_config.items():
             configs[name] = compare(same)
     verdicts = []

@@ -69,12 +69,26 @@ def test_few_programs_are_limited_by_latency_and_it_is_said_which(gate):
     }
 
 
+def test_registers_that_leave_few_warps_are_a_limit(gate):
+    row = {
+        "shape": "kpool16/32768",
+        "launch__waves_per_multiprocessor": "1.29",
+        "sm__maximum_warps_per_active_cycle_pct": "18.75 %",
+    }
+    row |= _stalls(long_scoreboard=3.0, wait=1.0)
+    assert gate.named_limits([row]) == {
+        "kpool16/32768": "latency: registers let 19 % of the warps be resident, warps "
+        "are in long_scoreboard 75 %, wait 25 %"
+    }
+
+
 @pytest.mark.parametrize("waves", ["1.0", "2.5"])
 def test_a_full_device_with_no_busy_unit_has_no_named_limit(gate, waves):
     row = {
         "shape": "kpool16/32768",
         "smsp__issue_active.avg.pct_of_peak_sustained_active": "34 %",
         "launch__waves_per_multiprocessor": waves,
+        "sm__maximum_warps_per_active_cycle_pct": "50 %",
     }
     assert gate.named_limits([row | _stalls(long_scoreboard=6.0)]) == {}
 

@@ -128,7 +128,7 @@ def test_an_arm_that_crashes_is_invalid_and_its_log_is_kept(gate):
 def test_what_there_was_no_time_for_is_not_tested(gate):
     answers, run = gate
     answers("on", tokens=[3, 4])
-    limits = ("--timeout", "0.5", "--config", "a:--sleep 30", "--config", "b:")
+    limits = ("--timeout", "6", "--config", "a:--sleep 30", "--config", "b:")
     code, document = run(*ARMS, *limits)
     assert code == 8
     assert "its limit" in document["configs"]["a"]["arms"]["base"]["failed"]
