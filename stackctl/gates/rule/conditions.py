@@ -7,13 +7,20 @@ is derived again from a receipt, so what it rests on must be in the receipt.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from stackctl.gates.evidence import Evidence, Schedule, Slot, Unit
 from stackctl.gates.rule.model import Claim, Rule, reference
 from stackctl.gates.rule.schedule import schedule
 from stackctl.gates.rule.words import counted, figure, listed, percent
 from stackctl.model.fields import escape
+
+_ANSWERS: Final[Mapping[str, tuple[int, ...]]] = {
+    "tests": (0, 1, 5),
+    "image": (0, 1, 3),
+}
+"""Exit codes with an answer: pytest's failed tests and empty selection,
+`verify-image`'s mismatch and unverifiable image."""
 
 
 class Conditions(NamedTuple):
@@ -66,7 +73,7 @@ def examine(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> Conditio
             )
     for number, unit in units.items():
         invalid += _unit(evidence.kind, number, unit)
-        invalid += _load(rule, number, unit)
+        invalid += _load(rule, number, unit) + _busy(rule, number, unit)
     invalid += _gpus(units) + _inputs(units)
     if not units and not not_tested and not invalid:
         not_tested.append("no unit ran")
@@ -248,9 +255,7 @@ def _unit(kind: str, number_: int, unit: Unit) -> list[str]:
     if unit.answer is None:
         found.append(f"unit {number_} gave no answer (exit code {unit.exit})")
     elif unit.stop is None:
-        # pytest ends with 1 where a test failed, which is an answer.
-        good = (0, 1) if kind == "tests" else (0,)
-        if unit.exit not in good and not (kind == "tests" and unit.exit == 5):
+        if unit.exit not in _ANSWERS.get(kind, (0,)):
             found.append(f"unit {number_} ended with exit code {unit.exit}")
         elif not unit.samples:
             found.append(f"unit {number_} has no samples")
@@ -275,6 +280,28 @@ def _load(rule: Rule, number_: int, unit: Unit) -> list[str]:
         f"unit {number_}: other programs kept {figure(max(found))} of "
         f"{cpus:g} CPUs busy; at most {percent(rule.host_load_limit)} is allowed"
     ]
+
+
+def _busy(rule: Rule, number_: int, unit: Unit) -> list[str]:
+    """Check that nobody else was on the GPUs when the unit began."""
+    if rule.statistic != "paired-log-ratio":
+        return []
+    for gpu in unit.gpus:
+        before = gpu.get("before")
+        state = before if isinstance(before, Mapping) else {}
+        used = number(state.get("utilization"))
+        memory = number(state.get("memory_used_mib"))
+        if used is not None and used > rule.gpu_busy_limit:
+            return [
+                f"unit {number_}: the GPU was busy before it began ({used:g} %); at "
+                f"most {rule.gpu_busy_limit} % is allowed"
+            ]
+        if memory is not None and memory > rule.gpu_memory_limit:
+            return [
+                f"unit {number_}: {memory:g} MiB of the GPU were in use before it "
+                f"began; at most {rule.gpu_memory_limit} are allowed"
+            ]
+    return []
 
 
 def _gpus(units: Mapping[int, Unit]) -> list[str]:

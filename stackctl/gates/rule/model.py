@@ -179,6 +179,24 @@ class Rule:
             example="0.05",
         ),
     )
+    gpu_busy_limit: int = field(
+        default=10,
+        metadata=key(
+            Integer(0, 100),
+            "Most use of a GPU before a unit starts, in percent; above it the run is "
+            "invalid.",
+            example="5",
+        ),
+    )
+    gpu_memory_limit: int = field(
+        default=2048,
+        metadata=key(
+            Integer(0, 1 << 24),
+            "Most memory of a GPU in use before a unit starts, MiB; above it somebody "
+            "else is there and the run is invalid.",
+            example="1024",
+        ),
+    )
     engaged: tuple[str, ...] = field(
         default=(),
         metadata=key(

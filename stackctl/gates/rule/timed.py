@@ -410,10 +410,14 @@ def _control(
     found = mean_interval(values, rule.control_confidence)
     limit = rule.control_width if rule.control_width is not None else abs(bar)
     width = rounded(found.high - found.low)
+    # Always as a change: "1.01 times as good as itself" says less.
+    low, middle, high = (
+        rounded(math.expm1(end)) for end in (found.low, found.mean, found.high)
+    )
     control = Control(
-        estimate=_shown(claim, found.mean),
-        low=_shown(claim, found.low),
-        high=_shown(claim, found.high),
+        estimate=middle,
+        low=low,
+        high=high,
         width=width,
         limit=limit,
         confidence=rule.control_confidence,

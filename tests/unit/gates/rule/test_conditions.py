@@ -63,6 +63,16 @@ PROBLEMS = [
         spoilt(gpus=(*GOOD.units[0].gpus, {"uuid": "GPU-2"})),
         "other GPU",
     ),
+    (
+        "busy before",
+        spoilt(gpus=({"uuid": "GPU-1", "before": {"utilization": 35}},)),
+        "the GPU was busy before it began (35 %); at most 10 % is allowed",
+    ),
+    (
+        "taken before",
+        spoilt(gpus=({"uuid": "GPU-1", "before": {"memory_used_mib": 70000}},)),
+        "70000 MiB of the GPU were in use",
+    ),
     ("failed", spoilt(exit=1), "unit 4 ended with exit code 1"),
     ("killed", spoilt(exit=-9), "exit code -9"),
     ("no answer", spoilt(answer=None), "gave no answer"),

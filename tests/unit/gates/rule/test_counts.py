@@ -183,6 +183,20 @@ def test_an_image_has_the_verdict_of_verify_image(said, verdict):
     assert "modified" in found.reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "verdict"),
+    [
+        (1, "mismatch", "rejected"),
+        (3, "unverifiable", "invalid"),
+        (2, "match", "invalid"),
+    ],
+)
+def test_an_image_that_does_not_match_has_an_exit_code_of_its_own(code, said, verdict):
+    found = judged("image", {"verdict": said}, exit=code)
+    assert found.verdict == verdict
+    assert ("exit code" in found.reasons[0]) == (code == 2)
+
+
 def test_the_worst_image_counts():
     found = judged("image", {"verdict": "match"}, {"verdict": "mismatch"})
     assert found.verdict == "rejected"

@@ -135,6 +135,8 @@ def test_ratios_and_bars_are_said_in_their_own_words():
     assert times.unit == "times"
     assert times.low <= 12.5 <= times.high
     assert times.target == 10
+    assert times.control.low <= times.control.estimate <= times.control.high
+    assert abs(times.control.high) < 0.05  # a change, not a number of times
     assert "at least 10 times is asked for" in times.reasons[0]
     assert value.unit == "value"
     assert value.low < 8 < value.high
