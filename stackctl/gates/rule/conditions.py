@@ -75,6 +75,12 @@ def examine(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> Conditio
         invalid += _unit(evidence.kind, number, unit)
         invalid += _load(rule, number, unit) + _busy(rule, number, unit)
     invalid += _gpus(units) + _inputs(units)
+    unknown_arms = sorted({*rule.engaged, *rule.captured} - set(evidence.arms))
+    if unknown_arms and evidence.arms:
+        not_tested.append(
+            "no arm can prove what the rule asks of "
+            + listed([f'"{name}"' for name in unknown_arms])
+        )
     if not units and not not_tested and not invalid:
         not_tested.append("no unit ran")
     complete, partial = _complete(evidence.schedule, units)

@@ -74,11 +74,13 @@ class _Pairs(NamedTuple):
         control: Log-ratio of the reference to itself of each pair; None where the
             reference was visited once.
         unbalanced: Why the arms do not have the same share, None where they have.
+        repeated: Why the pairs are not independent, None where nothing shows it.
     """
 
     values: list[float]
     control: list[float] | None
     unbalanced: str | None
+    repeated: str | None = None
 
 
 def judge(
@@ -103,7 +105,7 @@ def judge(
         pairs = _collect(rule, claim, kind, blocks)
     except UnusableError as fault:
         return _without_figures(claim, fault.verdict, fault.text, len(blocks))
-    limits = [*caps, *([pairs.unbalanced] if pairs.unbalanced else [])]
+    limits = [*caps, *(why for why in (pairs.unbalanced, pairs.repeated) if why)]
     if rule.blocks and claim.against:
         limits += _loads(rule, claim, blocks)
     if len(pairs.values) < 2:
@@ -202,6 +204,8 @@ def _from_processes(claim: Claim, blocks: Sequence[Block]) -> _Pairs:
     """Pairs of processes that hold both arms."""
     values, controls = [], []
     unbalanced: str | None = None
+    seen: dict[tuple[float, ...], int] = {}
+    repeated: str | None = None
     for ((slot, unit),) in blocks:
         place = f'unit {slot.unit}, cell "{escape(claim.cell)}"'
         cell = _cell(unit, claim.cell, place)
@@ -212,12 +216,22 @@ def _from_processes(claim: Claim, blocks: Sequence[Block]) -> _Pairs:
         other = _figures(cell, claim.against, place, positive=True)
         order = _order(cell, place, {claim.arm: own, claim.against: other})
         unbalanced = unbalanced or _balance(order, claim, place)
+        twin = seen.setdefault((*own, *other), slot.unit)
+        if twin != slot.unit and repeated is None:
+            repeated = _repeated(f"units {twin} and {slot.unit}")
         values.append(_log(statistics.median(own)) - _log(statistics.median(other)))
         if len(other) >= 2:
             one, two = halves(other)
             controls.append(_log(statistics.median(one)) - _log(statistics.median(two)))
     whole = len(controls) == len(values)
-    return _Pairs(values, controls if whole else None, unbalanced)
+    return _Pairs(values, controls if whole else None, unbalanced, repeated)
+
+
+def _repeated(which: str) -> str:
+    return (
+        f"{which} have the same figures to the last digit: copied, or from a clock too "
+        "coarse to tell the pairs apart"
+    )
 
 
 def halves(visits: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -241,7 +255,9 @@ def halves(visits: Sequence[float]) -> tuple[list[float], list[float]]:
 def _from_blocks(claim: Claim, blocks: Sequence[Block], read: _Reader) -> _Pairs:
     """Pairs of process starts that hold one arm each."""
     values, controls = [], []
-    for block in blocks:
+    seen: dict[tuple[float, ...], int] = {}
+    repeated: str | None = None
+    for place, block in enumerate(blocks):
         own: list[float] = []
         other: list[float] = []
         for slot, unit in block:
@@ -256,10 +272,13 @@ def _from_blocks(claim: Claim, blocks: Sequence[Block], read: _Reader) -> _Pairs
             continue
         if len(own) != 1 or len(other) != 2:
             raise UnusableError("a block is not reference, arm, reference")
+        twin = seen.setdefault((*own, *other), place)
+        if twin != place and repeated is None:
+            repeated = _repeated(f"blocks {twin} and {place}")
         first, last = _log(other[0]), _log(other[1])
         values.append(_log(own[0]) - (first + last) / 2)
         controls.append(last - first)
-    return _Pairs(values, controls if claim.bar is None else None, None)
+    return _Pairs(values, controls if claim.bar is None else None, None, repeated)
 
 
 def _serving(slot: Slot, unit: Unit, claim: Claim) -> float:

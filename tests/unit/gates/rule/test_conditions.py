@@ -336,9 +336,38 @@ def test_one_visit_of_the_reference_has_no_control():
 
 
 def test_pairs_that_are_alike_to_the_last_digit_decide_nothing():
-    found = judged(kernel(0.5, noise=0.0))
+    def scaled(u):
+        cell = u.samples["cells"]["c"]
+        values = {a: [v * 2**u.unit for v in x] for a, x in cell["values"].items()}
+        return replace(
+            u, answer={"samples": {"cells": {"c": cell | {"values": values}}}}
+        )
+
+    seen = kernel(0.5, noise=0.0)
+    found = judged(replace(seen, units=tuple(map(scaled, seen.units))))
     assert found.verdict == "insufficient-evidence"
     assert "the same ratio to the last digit" in " ".join(found.reasons)
+
+
+def test_a_unit_that_repeats_another_decides_nothing():
+    # As a runner would that takes an old answer for a new one.
+    found = judged(spoilt(7, answer=GOOD.units[2].answer))
+    assert found.verdict == "insufficient-evidence"
+    assert "units 2 and 7 have the same figures" in " ".join(found.reasons)
+    seen = serving(1.05)
+    units = list(seen.units)
+    for n in range(3):
+        units[12 + n] = replace(units[12 + n], answer=units[3 + n].answer)
+    found = decide(SERVING, [LOSS], replace(seen, units=tuple(units)))
+    assert found.verdict == "insufficient-evidence"
+    assert "blocks 1 and 4 have the same figures" in " ".join(found.reasons)
+
+
+def test_a_proof_of_an_arm_that_is_not_there_is_never_given():
+    rule = Rule(statistic="paired-log-ratio", engaged=("onn",))
+    found = judged(GOOD, rule)
+    assert found.verdict == "not-tested"
+    assert '"onn"' in found.reasons[0]
 
 
 @pytest.mark.parametrize(
