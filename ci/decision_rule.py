@@ -33,7 +33,7 @@ FIGURES = DOCS / "decision-rule.json"
 DRAWING = DOCS / "decision-rule.svg"
 PAGE = DOCS / "decision-rule.md"
 CURVE_RUNS = 4_000
-STEPS = [n / 4 for n in range(-4, 9)]
+STEPS = [n / 8 for n in range(-4, 9)]
 """True figure beyond the bar, in units of a case's stated shift."""
 CURVES = ("gaussian", "heavy tails", "warm-up", "bursts")
 COLOURS = ("#1f5fa8", "#b35900", "#2e7d32", "#8e24aa")
@@ -206,7 +206,7 @@ def drawing(figures: dict[str, Any]) -> str:
     """Share of qualified runs over the truth, as SVG."""
     wide, high, left, top, gap = 330, 230, 52, 58, 86
     curves = figures["curves"]
-    width, height = left + 2 * wide + gap + 20, top + 2 * (high + gap) + 10
+    width, height = left + 2 * wide + gap + 36, top + 2 * (high + gap) - 20
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
@@ -249,11 +249,11 @@ def panel(curve: dict[str, Any], x0: int, y0: int, wide: int, high: int) -> list
             f'<text x="{x0 - 8}" y="{y(rate) + 4:.1f}" text-anchor="end">'
             f"{100 * rate:.0f} %</text>"
         )
-    for step in (-1, 0, 1, 2):
+    for step in (-0.5, 0, 0.5, 1):
         beyond = 100 * abs(curve["shift"]) * step
         out.append(
             f'<text x="{x(step):.1f}" y="{y0 + high + 17}" text-anchor="middle">'
-            f"{beyond:+.2g} %</text>"
+            f"{beyond:{'+' if beyond else ''}.2g} %</text>"
         )
     out += [
         f'<text x="{x0 + wide / 2:.1f}" y="{y0 + high + 34}" text-anchor="middle">'
