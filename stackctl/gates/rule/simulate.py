@@ -216,6 +216,44 @@ STRESS: Final[tuple[Noise, ...]] = (
 """Noise beyond what the rule is made for: what happens then."""
 
 
+CHANGED: Final[tuple[tuple[int, Noise], ...]] = (
+    (
+        4,
+        Noise(
+            name="warm-up of 2 sigmas",
+            words="the first start of a block is slower by 2 sigmas",
+            warm_up=2.0,
+        ),
+    ),
+    (
+        4,
+        Noise(
+            name="speeding up by 20 sigmas",
+            words="faster in a straight line, by 20 sigmas in all",
+            drift=-20.0,
+        ),
+    ),
+    (
+        3,
+        Noise(
+            name="machine's state 0.5",
+            words="the state of the machine in a process is correlated by 0.5 with "
+            "that before",
+            state=0.5,
+        ),
+    ),
+    (
+        3,
+        Noise(
+            name="drift of 10 sigmas",
+            words="slower in a straight line, by 10 sigmas in all",
+            drift=10.0,
+        ),
+    ),
+)
+"""Where the plain rule does not hold the limit: number of the case, noise."""
+
+
 def _kernel(**claim: Any) -> tuple[Rule, Claim]:
     return (
         Rule(statistic="paired-log-ratio"),
@@ -321,7 +359,13 @@ ITEMS: Final[tuple[Items, ...]] = (
 
 
 def simulate(
-    case: Case, noise: Noise, shift: float, runs: int = RUNS, seed: int = 0
+    case: Case,
+    noise: Noise,
+    shift: float,
+    runs: int = RUNS,
+    seed: int = 0,
+    *,
+    plain: bool = False,
 ) -> Rates:
     """Judge many runs whose truth lies at a given distance from the bar.
 
@@ -331,6 +375,8 @@ def simulate(
         shift: True figure less the bar, as a log-ratio; 0 is at the margin.
         runs: Number of runs.
         seed: Seed of everything random.
+        plain: Judge as the rule would without what was changed to hold the limit: B
+            against A alone, and no wider interval of a figure on its own.
     """
     np = library("numpy")
     own, other = series(case, noise, shift, runs, seed)
@@ -340,7 +386,7 @@ def simulate(
     if absolute:
         values = np.exp(np.median(own, axis=2))
     elif case.rule.blocks:
-        values, control = _block_pairs(own, other)
+        values, control = _block_pairs(own, other, plain)
     else:
         values, control = _process_pairs(own, other)
     looks = looks_of(case.rule)
@@ -349,7 +395,8 @@ def simulate(
     open_ = np.ones(runs, dtype=bool)
     early = 0
     for count in looks:
-        found = _side(case, values[:, :count], confidence, bar)
+        widen = 1.0 if plain else spread(case.claim)
+        found = _side(case, values[:, :count], confidence, bar, widen)
         if not absolute:
             found = _controlled(case, found, control[:, :count], bar)
         verdicts[open_] = found[open_]
@@ -454,9 +501,11 @@ def _process_pairs(own: Array, other: Array) -> tuple[Array, Array]:
     return values, np.median(one, axis=2) - np.median(two, axis=2)
 
 
-def _block_pairs(own: Array, other: Array) -> tuple[Array, Array]:
+def _block_pairs(own: Array, other: Array, plain: bool) -> tuple[Array, Array]:
     """Return log-ratio and control of blocks of three starts."""
     first, last = other[:, :, 0], other[:, :, 1]
+    if plain:
+        return own[:, :, 0] - first, last - first
     return own[:, :, 0] - (first + last) / 2, last - first
 
 
@@ -469,9 +518,11 @@ def _interval(values: Array, confidence: float, widen: float) -> tuple[Array, Ar
     return np.asarray(mean - half), np.asarray(mean + half)
 
 
-def _side(case: Case, values: Array, confidence: float, bar: float) -> Array:
+def _side(
+    case: Case, values: Array, confidence: float, bar: float, widen: float
+) -> Array:
     np = library("numpy")
-    low, high = _interval(values, confidence, spread(case.claim))
+    low, high = _interval(values, confidence, widen)
     if case.claim.better == "higher":
         low, high, bar = -high, -low, -bar
     return np.where(

@@ -13,6 +13,7 @@ from stackctl.gates.rule.looks import looks_of
 from stackctl.gates.rule.schedule import schedule
 from stackctl.gates.rule.simulate import (
     CASES,
+    CHANGED,
     ITEMS,
     LIMIT,
     NOISES,
@@ -100,6 +101,15 @@ def test_the_limit_is_not_held_by_a_rule_that_errs():
     with mock.patch("stackctl.gates.rule.simulate.nominal_confidence", lambda *_: 0.8):
         found = simulate(CASES[0], NOISES[0], 0.0, RUNS, seed=11)
     assert found.upper("qualified") > LIMIT
+
+
+@pytest.mark.parametrize(
+    ("number", "noise"), CHANGED, ids=[noise.name for _, noise in CHANGED]
+)
+def test_what_was_changed_is_what_holds_the_limit(number, noise):
+    plain = simulate(CASES[number], noise, 0.0, RUNS, seed=11, plain=True)
+    assert plain.lower("qualified") > LIMIT
+    assert simulate(CASES[number], noise, 0.0, RUNS, seed=11).upper("qualified") < LIMIT
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=[str(item.items) for item in ITEMS])
