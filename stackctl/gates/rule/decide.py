@@ -5,7 +5,7 @@ The same arguments give the same decision, byte for byte as JSON, on every run; 
 a receipt can therefore ask whether its verdict follows from its samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stackctl.errors import InputError
@@ -150,9 +150,20 @@ def _arms(claim: Claim, evidence: Evidence) -> list[str]:
             f'the reference arm "{escape(claim.against)}" is '
             f"{escape(other.definition)}, not the unpacked base"
         )
+    elif _base_tree(evidence) not in (None, other.tree):
+        caps.append(
+            f'the reference arm "{escape(claim.against)}" has another tree than the '
+            "base that the run is bound to"
+        )
     elif arm.tree == other.tree:
         caps.append("both arms are the base, so the tree in question was not measured")
     return caps
+
+
+def _base_tree(evidence: Evidence) -> object:
+    """Return the tree of the base that the run is bound to, where it names one."""
+    base = evidence.inputs.get("base")
+    return base.get("tree") if isinstance(base, Mapping) else None
 
 
 def _blocked(claim: Claim, verdict: Verdict, why: str) -> ClaimResult:

@@ -52,6 +52,8 @@ def celled(**cell):
 
 def test_the_good_run_is_good():
     assert judged(GOOD).verdict == "qualified"
+    named = replace(GOOD, inputs={"base": {"tree": BASE.tree}})
+    assert judged(named).verdict == "qualified"
 
 
 PROBLEMS = [
@@ -275,6 +277,11 @@ LIMITS = [
         "composed copy",
         bound(base=replace(ON, env={"FEATURE": "0"})),
         "not the unpacked",
+    ),
+    (
+        "other base",
+        replace(GOOD, inputs={"base": {"tree": "e" * 40}}),
+        "another tree than the base",
     ),
     ("no tree", bound(base=replace(BASE, tree=None)), 'binds the arm "base" to a tree'),
     ("no tree on", bound(on=replace(ON, tree=None)), 'binds the arm "on" to a tree'),
