@@ -8,6 +8,8 @@ end.
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stackctl.cache import disk_error
@@ -141,6 +143,39 @@ def _make_parents(root: bytes, parent: bytes, made: set[bytes]) -> None:
         made.add(folder)
 
 
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Make a folder that appears whole at the end, or not at all.
+
+    Args:
+        target: Where it appears; nothing or an empty folder may be there.
+
+    Yields:
+        An empty folder beside it, to fill.
+
+    Raises:
+        UsageError: The target is not empty.
+        InputError: The disk is full, or the target cannot be written.
+    """
+    target = Path(os.path.abspath(target))
+    _check_target(target)
+    try:
+        with scratch_folder(target.parent, f".{target.name}.stackctl-") as folder:
+            os.chmod(folder, 0o755)
+            yield folder
+            # Replaces an empty folder; fails where somebody filled it meanwhile.
+            os.rename(folder, target)
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.EXDEV):
+            raise UsageError(
+                f"{target} is a mount point, which a finished folder cannot replace",
+                kind="out-exists",
+                hint="name a folder inside it",
+                where={"file": str(target)},
+            ) from error
+        raise disk_error(error, target) from error
+
+
 def materialise(
     store: Store, tree: TreeId, target: Path, progress: Progress = SILENT
 ) -> int:
@@ -159,21 +194,5 @@ def materialise(
         UsageError: The folder is not empty.
         InputError: The disk is full, or the tree cannot be written here.
     """
-    target = Path(os.path.abspath(target))
-    _check_target(target)
-    try:
-        with scratch_folder(target.parent, f".{target.name}.stackctl-") as folder:
-            os.chmod(folder, 0o755)
-            count = write_tree(store, tree, folder, progress)
-            # Replaces an empty folder; fails where somebody filled it meanwhile.
-            os.rename(folder, target)
-    except OSError as error:
-        if error.errno in (errno.EBUSY, errno.EXDEV):
-            raise UsageError(
-                f"{target} is a mount point, which a finished folder cannot replace",
-                kind="out-exists",
-                hint="name a folder inside it",
-                where={"file": str(target)},
-            ) from error
-        raise disk_error(error, target) from error
-    return count
+    with new_folder(target) as folder:
+        return write_tree(store, tree, folder, progress)

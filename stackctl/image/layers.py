@@ -55,6 +55,7 @@ class LayerEntry:
         head: First 16 bytes, of bytecode and of files without a suffix.
         overlay: What an overlay mount makes of it: an xattr's name or `0/0 device`.
         ordinal: Position in the layer.
+        owner: User and group number.
     """
 
     name: bytes
@@ -69,6 +70,7 @@ class LayerEntry:
     head: bytes = b""
     overlay: str = ""
     ordinal: int = 0
+    owner: tuple[int, int] = (0, 0)
 
     def content(self) -> bytes | None:
         """Return the content of a kept file."""
@@ -311,6 +313,7 @@ def _parse(
             mtime=entry.mtime,
             link=entry.linkname,
             ordinal=ordinal,
+            owner=entry.owner,
         )
         if entry.type in "0S":
             _hash_content(reader, entry, item, budget, interest)

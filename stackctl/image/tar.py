@@ -63,6 +63,7 @@ class TarEntry:
         pax: PAX records of this entry, or of a global header.
         sparse: Extents `(offset, length)` that carry data, or None for a plain file.
         stored: Bytes that the archive holds for this entry.
+        owner: User and group number.
     """
 
     name: bytes
@@ -75,6 +76,7 @@ class TarEntry:
     pax: dict[bytes, bytes]
     sparse: list[tuple[int, int]] | None
     stored: int
+    owner: tuple[int, int] = (0, 0)
 
 
 class ByteStream:
@@ -417,8 +419,7 @@ class TarReader:
             size = _number(block[124:136])
             mode = _number(block[100:108])
             mtime = _number(block[136:148])
-            _number(block[108:116])
-            _number(block[116:124])
+            owner = (_number(block[108:116]), _number(block[116:124]))
             name = _text(block[:100])
             major = minor = 0
             gnu = False
@@ -453,6 +454,7 @@ class TarReader:
             pax={},
             sparse=None,
             stored=0,
+            owner=owner,
         )
         return entry, gnu
 
@@ -607,9 +609,12 @@ def _merge_pax(entry: TarEntry, pax: dict[bytes, bytes]) -> None:
         entry.size = _decimal(pax[b"size"])
     if pax.get(b"mtime"):
         entry.mtime = _pax_time(pax[b"mtime"])
-    for key in (b"uid", b"gid"):
-        if pax.get(key):
-            _decimal(pax[key])
+    uid, gid = entry.owner
+    if pax.get(b"uid"):
+        uid = _decimal(pax[b"uid"])
+    if pax.get(b"gid"):
+        gid = _decimal(pax[b"gid"])
+    entry.owner = (uid, gid)
     for key in (b"atime", b"ctime"):
         if pax.get(key):
             _pax_time(pax[key])

@@ -145,6 +145,9 @@ class Report:
         image: What was read.
         diffs: Unified diffs by path.
         ns: Time it took, in nanoseconds.
+        view: The tree that was compared, for who goes on with it.
+        source: The image that it was read from, if it was one.
+        policy: What may stand beside the tracked files.
     """
 
     verdict: str
@@ -157,6 +160,9 @@ class Report:
     image: dict[str, object] = field(default_factory=dict)
     diffs: dict[str, str] = field(default_factory=dict)
     ns: int = 0
+    view: View | None = None
+    source: Image | None = None
+    policy: Policy = field(default_factory=Policy)
 
     def document(self) -> dict[str, object]:
         """Return the report as the JSON document of the command contract."""
@@ -345,9 +351,11 @@ class _Verifier:
         loaded = self._load()
         pinned = self._pinned()
         report.image = loaded.image
+        report.view = loaded.view
         report.warnings += loaded.warnings
         roots = self._request.roots or loaded.roots
         policy = Policy(self._request.allow, self._request.unpackaged, pinned)
+        report.policy = policy
         expected, comparisons = self._compare(loaded.view, roots, policy)
         left_out = _not_hashed(comparisons)
         if left_out:
@@ -501,6 +509,7 @@ class _Verifier:
     def _load_image(self, image: Image) -> _Loaded:
         view = View()
         applier = Applier(view)
+        self._report.source = image
         warnings = [Warn(code, text, strict=False) for code, text in image.notes]
         layers: list[dict[str, object]] = []
         self._report.image = {

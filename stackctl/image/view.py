@@ -56,6 +56,7 @@ class Node:
         head: First bytes of a bytecode file.
         entry: The layer entry, if its content was kept.
         children: What a folder holds.
+        owner: User and group number.
         names: All names of a file with hard links, the first being the source.
     """
 
@@ -71,6 +72,7 @@ class Node:
         "mtime",
         "names",
         "oid",
+        "owner",
         "ref",
         "sha256",
         "size",
@@ -91,6 +93,7 @@ class Node:
         self.entry: LayerEntry | None = None
         self.children: dict[bytes, Node] | None = {} if kind == "d" else None
         self.names: list[bytes] | None = None
+        self.owner = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +214,12 @@ class Applier:
 
     Args:
         view: The tree to change.
+        below: Layers that were applied to it already.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, below: int = 0) -> None:
         self.view = view
-        self._layer = -1
+        self._layer = below - 1
         self._last: tuple[bytes, Node, bytes] | None = None
         self._whiteouts: set[bytes] = set()
         self._hidden: set[bytes] = set()
@@ -294,6 +298,7 @@ class Applier:
         node = Node(kind, self._layer, entry.mode)
         node.size = entry.size
         node.mtime = entry.mtime
+        node.owner = entry.owner
         node.oid = entry.oid
         node.sha256 = entry.sha256
         node.ref = (self._layer, entry.ordinal)
@@ -317,6 +322,7 @@ class Applier:
         if existing is not None and existing.kind == "d":
             existing.layer = self._layer
             existing.mode = entry.mode
+            existing.owner = entry.owner
             return
         if path in self._hidden:
             self._doubt(
@@ -326,7 +332,8 @@ class Applier:
                 "the file removed the folder of lower layers",
             )
         self._last = None
-        parent.children[base] = Node("d", self._layer, entry.mode)
+        folder = parent.children[base] = Node("d", self._layer, entry.mode)
+        folder.owner = entry.owner
 
     def _touch_folder(self, path: bytes) -> None:
         if path in self._whiteouts:
