@@ -5,10 +5,13 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 #: Kind, permission bits, and content digest or link target by path.
@@ -230,3 +233,37 @@ class Docker:
 def find_dockerd() -> str | None:
     """Return where a dockerd is, if there is one."""
     return os.environ.get("STACKCTL_TEST_DOCKERD") or shutil.which("dockerd")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running_registry(folder: Path, auth: str = "") -> Iterator[str]:
+    """Run Debian's registry on loopback, perhaps with an `auth` section."""
+    port = free_port()
+    config = folder / "registry.yml"
+    config.write_text(
+        "version: 0.1\n"
+        f"storage:\n  filesystem:\n    rootdirectory: {folder}/store\n"
+        f"http:\n  addr: 127.0.0.1:{port}\n" + (f"auth:\n{auth}" if auth else "")
+    )
+    process = subprocess.Popen(
+        ["docker-registry", "serve", str(config)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(100):
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)

@@ -32,6 +32,8 @@ INDEX_TYPES = (OCI_INDEX, DOCKER_LIST)
 MANIFEST_TYPES = (OCI_MANIFEST, DOCKER_MANIFEST)
 CONFIG_TYPES = (OCI_CONFIG, DOCKER_CONFIG)
 REF_NAME = "org.opencontainers.image.ref.name"
+#: Start of the labels by which an image says which composition it holds.
+LABEL_PREFIX = "example.stackctl."
 #: Annotations of layers that some runtimes read through an index instead of the tar.
 _LAZY = (
     "io.github.containers.zstd-chunked.manifest-checksum",

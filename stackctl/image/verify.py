@@ -49,7 +49,7 @@ from stackctl.image.limits import Limits
 from stackctl.image.platform import Platform
 from stackctl.image.reference import Reference, parse_reference, parse_registry
 from stackctl.image.rules import Allow
-from stackctl.image.source import Image, Layer, Resolver
+from stackctl.image.source import LABEL_PREFIX, Image, Layer, Resolver
 from stackctl.image.startup import (
     Startup,
     Warn,
@@ -722,6 +722,16 @@ class _Verifier:
             self._request.allow,
         )
         warnings += startup.warnings()
+        stated = _stated_tree(loaded.config)
+        if stated and stated != expected.subtree_id(".").hex():
+            warnings.append(
+                Warn(
+                    "label-differs",
+                    f"the image's label names the tree {stated[:40]}, which "
+                    "is another than what it was compared with",
+                    extra={"label": f"{LABEL_PREFIX}tree", "value": stated[:200]},
+                )
+            )
         return warnings
 
     def _source_of(
@@ -863,6 +873,14 @@ class _Sources:
         if name is None or self._wheel is None:
             return None
         return self._wheel.read(name)
+
+
+def _stated_tree(config: dict[str, object] | None) -> str:
+    """Return the tree that an image's label names, or nothing."""
+    run = config.get("config") if config else None
+    labels = run.get("Labels") if isinstance(run, dict) else None
+    value = labels.get(f"{LABEL_PREFIX}tree") if isinstance(labels, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def _not_hashed(comparisons: Sequence[Comparison]) -> list[Node]:

@@ -8,6 +8,7 @@ image only `stackctl verify-image` says.
 from dataclasses import dataclass
 from typing import Final
 
+from stackctl.image.source import LABEL_PREFIX
 from stackctl.model.canonical import canonical_json
 from stackctl.model.lock import Content, composition_id
 
@@ -15,7 +16,6 @@ from stackctl.model.lock import Content, composition_id
 MANIFEST_PATH: Final = "/usr/share/stackctl/composition.json"
 #: Version of the file.
 MANIFEST_SCHEMA: Final = 1
-_PREFIX: Final = "example.stackctl."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,6 @@ def image_labels(series: str, content: Content) -> Labels:
         "sets": set_names(content),
     }
     return Labels(
-        {_PREFIX + name: value for name, value in values.items()},
+        {LABEL_PREFIX + name: value for name, value in values.items()},
         canonical_json(document) + b"\n",
     )

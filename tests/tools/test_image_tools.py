@@ -5,20 +5,18 @@ import base64
 import json
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from images import PACKAGE_ROOT, SITE, Demo, Tar, build_image, tree_layer, write_layout
-from runtimes import Docker, Refused, find_dockerd, run
+from runtimes import Docker, Refused, find_dockerd, run, running_registry
 
 from stackctl.image.compare import CHECKOUT, PACKAGE, Root
 from stackctl.image.expectation import ExpectedTree, folder_tree
@@ -266,43 +264,9 @@ def test_docker_takes_what_skopeo_copies(
     assert report.verdict == "match", report.reason
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def running_registry(folder: Path, auth: str) -> Iterator[str]:
-    """Run Debian's registry on loopback with an `auth` section of its config."""
-    need("docker-registry", "skopeo")
-    port = free_port()
-    config = folder / "registry.yml"
-    config.write_text(
-        "version: 0.1\n"
-        f"storage:\n  filesystem:\n    rootdirectory: {folder}/store\n"
-        f"http:\n  addr: 127.0.0.1:{port}\nauth:\n{auth}"
-    )
-    process = subprocess.Popen(
-        ["docker-registry", "serve", str(config)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(100):
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
+    need("docker-registry", "skopeo")
     # bcrypt of "secret" at cost 5.
     (tmp_path / "htpasswd").write_text(
         "ann:$2b$05$aaaaaaaaaaaaaaaaaaaaaOjOHCcGZ1ZydhnG2lX11qSmiRJbsbsA.\n"
@@ -379,7 +343,7 @@ class TokenHandler(BaseHTTPRequestHandler):
 def test_registry_with_tokens(
     tmp_path: Path, layout: Path, expected: ExpectedTree
 ) -> None:
-    need("openssl")
+    need("docker-registry", "skopeo", "openssl")
     tokens = TokenServer(tmp_path)
     threading.Thread(target=tokens.serve_forever, daemon=True).start()
     auth = (

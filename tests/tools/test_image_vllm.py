@@ -5,14 +5,18 @@ The wheel (250 MB) and the sdist come from the package index that pip is configu
 by digest, and stay in build/ci/cache.
 """
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from images import header, padded, pax_records
+from support import ROOT, run
 
 from stackctl.base import resolve_base
 from stackctl.base.pypi import fetch_distribution
@@ -20,7 +24,9 @@ from stackctl.cache import Cache
 from stackctl.compose.compose import compose_series
 from stackctl.compose.materialise import materialise
 from stackctl.image.expectation import ExpectedTree, from_store
+from stackctl.image.platform import Platform
 from stackctl.image.verify import PinnedWheel, Report, Request, verify
+from stackctl.image.write import LayoutWriter
 from stackctl.model.ids import Sha256
 from stackctl.model.series import Series, load_series
 
@@ -133,3 +139,62 @@ def test_a_composition_laid_over_the_wheel(
     assert report.verdict == "match", report.reason
     assert ask(expected).verdict == "mismatch"
     assert ask(expected, composed).expected == "the composition"
+
+
+def wheel_layer(wheel: Path, packages: str) -> Iterator[bytes]:
+    """Yield a tar with the wheel installed."""
+    with zipfile.ZipFile(wheel) as archive:
+        for info in archive.infolist():
+            name = f"{packages}/{info.filename}".encode()
+            if len(name) > 100:
+                body = pax_records([(b"path", name)])
+                yield header(b"pax", b"x", len(body)) + padded(body)
+            yield header(name, b"0", info.file_size)
+            with archive.open(info) as stream:
+                while data := stream.read(1 << 20):
+                    yield data
+            yield bytes(-info.file_size % 512)
+    yield bytes(1024)
+
+
+def test_a_release_image_of_the_shipped_series(
+    wheel: Path, kept: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The circle: base image, overlay, verification, on the real files."""
+    packages = "usr/local/lib/python3.12/dist-packages"
+    digest = hashlib.sha256()
+
+    def hashed() -> Iterator[bytes]:
+        for data in wheel_layer(wheel, packages):
+            digest.update(data)
+            yield data
+
+    base = tmp_path / "base"
+    base.mkdir()
+    writer = LayoutWriter(base)
+    writer.copy_layer(hashed(), "tar")
+    diff_ids = [f"sha256:{digest.hexdigest()}"]
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": diff_ids},
+    }
+    writer.finish(config, {}, Platform("linux", "amd64"), "latest")
+    monkeypatch.setenv("STACKCTL_CACHE_DIR", str(kept.folder))
+    place = ("--root", f"vllm=/{packages}/vllm", "--wheel", wheel, "--json")
+    place = (*place, "--platform", "linux/amd64")
+    made = run(
+        "image", "overlay", f"oci:{base}", "--out", f"oci:{tmp_path}/out", *place,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert made.code == 0, made.out
+    assert made.json["layer"]["size"] < 4 << 20
+    assert f"/{packages}/vllm/envs.py" in made.json["changed"]
+    verified = run("verify-image", f"oci:{tmp_path}/out", *place, "--strict", cwd=ROOT)
+    assert verified.code == 0, verified.out
+    document = verified.json
+    assert document["image"]["digest"] == made.json["digest"]
+    before = run("verify-image", f"oci:{base}", *place, cwd=ROOT)
+    assert before.code == 1
+    assert before.json["explains"][0]["text"] == "equals the base"

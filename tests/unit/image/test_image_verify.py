@@ -898,6 +898,14 @@ def test_config(shop: Shop, run: dict[str, object], code: str) -> None:
     assert (report.verdict, codes(report)) == ("match", {code})
 
 
+def test_label_of_another_tree(shop: Shop) -> None:
+    name = "example.stackctl.tree"
+    tree = shop.expected.subtree_id(".").hex()
+    for value, found in ((tree, set()), ("0" * 40, {"label-differs"}), (5, set())):
+        report = shop.over(run={"Labels": {name: value}})
+        assert (outcome(report), codes(report)) == (("match", 0), found)
+
+
 def test_harmless_config(shop: Shop) -> None:
     run = {"Env": ["PATH=/bin", "PYTHONPATH="], "Volumes": {"/data": {}},
            "Cmd": ["python3"]}  # fmt: skip
