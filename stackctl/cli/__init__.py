@@ -19,9 +19,9 @@ def run(arguments: Sequence[str]) -> int:
     """
     as_json = "--json" in arguments
     try:
-        from stackctl.cli import app
+        from stackctl.cli import program
 
-        return app.invoke(list(arguments))
+        return program.invoke(list(arguments))
     except KeyboardInterrupt:
         from stackctl.cli.output import print_interrupted
 

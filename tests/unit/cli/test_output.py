@@ -101,7 +101,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         def fail(_: object) -> int:
             raise error
 
-        monkeypatch.setattr("stackctl.cli.app.invoke", fail)
+        monkeypatch.setattr("stackctl.cli.program.invoke", fail)
 
     return install
 
