@@ -64,7 +64,9 @@ class Draw:
     def sample(self, items: Sequence[T], count: int) -> list[T]:
         """Return `count` different items in random order."""
         chosen = list(items)
-        self.shuffle(chosen)
+        for n in range(count):
+            other = n + self.below(len(chosen) - n)
+            chosen[n], chosen[other] = chosen[other], chosen[n]
         return chosen[:count]
 
     def hex(self, digits: int) -> str:

@@ -108,18 +108,24 @@ def _date(draw: Draw) -> str:
     return f"{draw.between(1, 28)} {draw.choice(MONTHS)} {year}"
 
 
+class _Details(dict[str, str]):
+    """Draws what a sentence asks for, and only that."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+
+    def __missing__(self, name: str) -> str:
+        draw = self._draw
+        if name == "date":
+            return _date(draw)
+        if name in ("n", "m"):
+            return str(draw.between(3, 90))
+        words = {"work": WORKS, "office": OFFICES, "month": MONTHS}
+        return draw.choice(words.get(name, PLACES))
+
+
 def _filler(draw: Draw) -> str:
-    place, other = draw.sample(PLACES, 2)
-    return draw.choice(_FILLER).format(
-        place=place,
-        other=other,
-        work=draw.choice(WORKS),
-        office=draw.choice(OFFICES),
-        date=_date(draw),
-        month=draw.choice(MONTHS),
-        n=draw.between(3, 90),
-        m=draw.between(3, 90),
-    )
+    return draw.choice(_FILLER).format_map(_Details(draw))
 
 
 def _figure(draw: Draw, *others: str) -> str:

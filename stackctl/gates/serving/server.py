@@ -2,6 +2,7 @@
 """Starts an arm's server from its command template, and ends it again."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -12,12 +13,17 @@ from string import Formatter
 from typing import TYPE_CHECKING, Final
 
 from stackctl.errors import InputError, UsageError
+from stackctl.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import httpx
 
 GRACE_S: Final = 30.0
 """Seconds a server gets to end by itself."""
+
+SHORT: Final = Path("/tmp")  # noqa: S108 - the folder made there is private
+"""Where a server's temporary folder is made: the path of a socket in it may have 107
+bytes, which the folder of a unit alone can be longer than."""
 
 TAIL: Final = 4000
 """Bytes of a server's output that are shown when it does not start."""
@@ -100,19 +106,21 @@ def started(
     command = fill(template, {**values, "port": str(port)})
     log = folder / "server.log"
     keeper = [sys.executable, "-m", "stackctl.gates.serving.keeper", str(GRACE_S)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*keeper, *command],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    assert process.stdin is not None
-    try:
-        yield Server(process, port, log)
-    finally:
-        process.stdin.close()
-        process.wait()
+    with scratch_folder(SHORT, "stackctl-server-") as temporary:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*keeper, *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(temporary)},
+            )
+        assert process.stdin is not None
+        try:
+            yield Server(process, port, log)
+        finally:
+            process.stdin.close()
+            process.wait()
 
 
 async def ready(

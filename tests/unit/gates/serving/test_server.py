@@ -79,6 +79,30 @@ with module.started(command, {{}}, Path({str(tmp_path)!r})):
     assert gone(found)
 
 
+def test_a_server_can_make_sockets_however_deep_the_unit_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    code = (
+        "import os, socket, tempfile, time\n"
+        "s = socket.socket(socket.AF_UNIX)\n"
+        "s.bind(os.path.join(tempfile.gettempdir(), 'x' * 36))\n"
+        "open('bound', 'w').write(tempfile.gettempdir())\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with started([sys.executable, "-c", code, "{port}"], {}, tmp_path):
+        for _ in range(600):
+            if (tmp_path / "bound").exists():
+                break
+            time.sleep(0.05)
+        folder = Path((tmp_path / "bound").read_text())
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
 def test_templates() -> None:
     values = {"tree": "/a b", "port": "8000", "model": None}
     assert fill(["x={tree}/y", "{{}}", "{port}"], values) == ["x=/a b/y", "{}", "8000"]

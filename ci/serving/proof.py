@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proves the serving gate against a real server: no change, and a planted slowdown.
+
+    python ci/serving/proof.py FOLDER [--gate FILE.toml]...
+    stackctl -C FOLDER gate run serving-proof --python PYTHON --model FOLDER/model
+
+Makes a project whose base is a launcher of vLLM (its CPU build runs everywhere) and
+whose sets are `same` (adds a note) and `slow` (sleeps in every step). Everything then
+goes the way of any other project: compose, arms, schedule, receipt.
+"""
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent / "proof"
+PERSON = "stackctl maintainers"
+MAIL = "maintainers@users.noreply.stackctl.example"
+FORMAT = [
+    "format-patch", "-1", "--no-renames", "--binary", "--full-index", "--zero-commit",
+    "--no-signature", "--no-stat", "-N", "--diff-algorithm=myers", "--unified=3",
+    "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/",
+]  # fmt: skip
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git without anybody's configuration."""
+    env = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "HOME": str(folder),
+    }
+    for who in ("AUTHOR", "COMMITTER"):
+        env |= {
+            f"GIT_{who}_NAME": PERSON,
+            f"GIT_{who}_EMAIL": MAIL,
+            f"GIT_{who}_DATE": "2026-01-01T00:00:00Z",
+        }
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, env=env, check=True, capture_output=True
+    )
+    return done.stdout.decode().strip()
+
+
+def make(folder: Path, gates: list[Path]) -> None:
+    """Make the project.
+
+    Args:
+        folder: Where to; must not exist.
+        gates: The gates it gets.
+    """
+    base = folder / "base"
+    base.mkdir(parents=True)
+    for name in ("launch.py", "options.txt"):
+        shutil.copyfile(HERE / name, base / name)
+    work = folder / ".work"
+    shutil.copytree(base, work)
+    git(work, "init", "-q", "-b", "base")
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "base")
+    tree = git(work, "rev-parse", "HEAD^{tree}")
+    changes = {"same": _same, "slow": _slow}
+    for name, change in changes.items():
+        git(work, "checkout", "-q", "-b", name, "base")
+        subject = change(work)
+        git(work, "add", "-A")
+        git(work, "commit", "-q", "-m", subject)
+        target = folder / "patches" / name
+        target.mkdir(parents=True)
+        git(work, *FORMAT, "-o", str(target))
+    shutil.rmtree(work)
+    sets = "".join(
+        f'\n[[set]]\nname = "{name}"\ntitle = "{name}"\nreason = "proves the gate"\n'
+        f'retire = "never"\npatches = "patches/{name}"\n'
+        for name in changes
+    )
+    (folder / "series.toml").write_text(
+        f'schema = 1\nname = "proof"\n\n[base]\npath = "base"\ntree = "{tree}"\n{sets}'
+    )
+    (folder / "ci/gates").mkdir(parents=True)
+    for gate in gates:
+        shutil.copyfile(gate, folder / "ci/gates" / gate.name)
+
+
+def _same(work: Path) -> str:
+    (work / "NOTE.txt").write_text("Nothing that runs has changed.\n")
+    return "Add a note"
+
+
+def _slow(work: Path) -> str:
+    shutil.copyfile(HERE / "plant.py", work / "plant.py")
+    with (work / "options.txt").open("a") as file:
+        file.write("--logits-processors plant:Sleep\n")
+    return "Sleep in every step"
+
+
+def main() -> None:
+    """Make the project and the model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gate", type=Path, action="append")
+    options = parser.parse_args()
+    gates = options.gate or sorted(HERE.glob("*.toml"))
+    make(options.folder.resolve(), gates)
+    for gate in gates:
+        digest = hashlib.sha256(gate.read_bytes()).hexdigest()
+        print(f"{gate.stem}: {digest}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The planted slowdown: a logits processor that sleeps in every step of the engine."""
+
+import time
+
+from vllm.v1.sample.logits_processor import LogitsProcessor
+
+SLEEP_S = 0.02
+
+
+class Sleep(LogitsProcessor):
+    """Changes nothing and takes its time."""
+
+    def __init__(self, vllm_config, device, is_pin_memory):
+        pass
+
+    def is_argmax_invariant(self):
+        return False
+
+    def update_state(self, batch_update):
+        pass
+
+    def apply(self, logits):
+        time.sleep(SLEEP_S)
+        return logits
