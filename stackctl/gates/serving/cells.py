@@ -20,7 +20,7 @@ SLACK_NS: Final = 1_000_000_000
 """How long a server may take to count a request out after its last event."""
 
 PROBES: Final = 5
-"""One-token requests of one probe; the median counts."""
+"""Short requests of one probe; the median time to the first token counts."""
 
 
 class BusyError(Exception):
@@ -167,7 +167,8 @@ class Bench:
 
     async def _probe(self) -> None:
         """Judge by its speed whether a server without metrics is idle."""
-        probe = Cell(concurrency=1, context=16, output=1, requests=1)
+        # Some servers send no text with the last token, so one token would not do.
+        probe = Cell(concurrency=1, context=16, output=8, requests=1)
         times = []
         for n in range(PROBES):
             # The clock makes it a prompt that no probe had before.
