@@ -74,7 +74,12 @@ def make(folder: Path, layers: int = 2, hidden: int = 128) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     wrapped.save_pretrained(folder)
-    generation = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    generation = {
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+        "do_sample": True,
+    }
     (folder / "generation_config.json").write_text(json.dumps(generation) + "\n")
 
 

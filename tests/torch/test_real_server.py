@@ -21,7 +21,6 @@ COMMAND = (
     "{python}", "-c", "from transformers.cli.transformers import main; main()",
     "serve", "{model}",
     "--host", "127.0.0.1", "--port", "{port}", "--device", "cpu",
-    "--continuous-batching",
 )  # fmt: skip
 
 
@@ -51,8 +50,9 @@ def common(**more):
 
 def test_one_start_is_measured(model: str, tmp_path: Path) -> None:
     cells = (
-        Cell(concurrency=1, context=128, output=24, requests=2),
-        Cell(concurrency=3, context=128, output=24, requests=9),
+        # Without continuous batching, it answers one request at a time.
+        Cell(concurrency=1, context=128, output=24, requests=6),
+        Cell(concurrency=1, context=256, output=24, requests=6),
     )
     plan = ServingPlan(
         **common(
