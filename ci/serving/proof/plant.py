@@ -4,7 +4,7 @@ import time
 
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
-SLEEP_S = 0.02
+SLEEP_S = 0.1
 
 
 class Sleep(LogitsProcessor):

@@ -65,6 +65,7 @@ def target(options: argparse.Namespace) -> Target:
         },
         unit=_number("STACKCTL_GATE_UNIT"),
         block=_number("STACKCTL_GATE_BLOCK"),
+        seed=_number("STACKCTL_GATE_SEED"),
         folder=Path(os.environ.get("STACKCTL_GATE_DIR") or "."),
     )
 

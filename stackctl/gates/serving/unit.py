@@ -37,6 +37,7 @@ class Target:
         values: Values of the placeholders of the server command.
         unit: Number of the unit in the schedule.
         block: Block of the schedule: arms of one block get the same prompts.
+        seed: Seed of the schedule: another one in every run, unless the user names it.
         folder: Where the server's output and the raw samples go.
     """
 
@@ -45,6 +46,7 @@ class Target:
     values: Mapping[str, str | None] = field(default_factory=dict)
     unit: int = 0
     block: int = 0
+    seed: int = 0
     folder: Path = field(default_factory=Path)
 
 
@@ -124,9 +126,9 @@ async def _measure(
 ) -> dict[str, Any]:
     limits = Limits(first_token_s=plan.first_token_seconds)
     root = root_of(base_url)
-    # A server that was not started for this unit may still hold the prompts of the
-    # block's other units in its prefix cache.
-    again = () if server is not None else ("unit", target.unit)
+    # A server that was not started for this unit may still hold the prompts of other
+    # units, and of earlier runs, in its prefix cache.
+    again = () if server is not None else ("run", target.seed, target.unit)
     key = (plan.seed, "block", target.block, *again)
     cells: dict[str, Any] = {}
     raw: dict[str, str] = {}

@@ -36,6 +36,7 @@ def run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         cells: tuple[Cell, ...] = (),
         block: int = 0,
         unit: int = 0,
+        seed: int = 0,
         folder: str = "unit",
         base_url: str | None = None,
         **plan: Any,
@@ -53,7 +54,13 @@ def run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         }
         return measure(
             ServingPlan(**{**settings, **plan}),
-            Target(unit=unit, block=block, folder=tmp_path / folder, base_url=base_url),
+            Target(
+                unit=unit,
+                block=block,
+                seed=seed,
+                folder=tmp_path / folder,
+                base_url=base_url,
+            ),
         )
 
     return measured
