@@ -6,7 +6,8 @@
 Composes the series, runs every test file that the sets add (with two processes), and
 then lets `ci/patch_checks.py` show for each set that its tests fail on the base and
 with its first code patch taken back. `--prefixes` also checks the tree after every
-single patch, which takes several times as long (ci/nightly runs it so).
+single patch, which takes several times as long (ci/nightly runs it so). Last,
+`ci/bisect_kpool.py` breaks a patch on purpose and lets `stackctl bisect` find it.
 """
 
 import argparse
@@ -94,7 +95,13 @@ def main() -> int:
         took = time.monotonic() - started
         print(f"{patch_set.name}: exit {status}, {took:.0f} s", flush=True)
         failed |= status != 0
-    return int(failed)
+    started = time.monotonic()
+    status = subprocess.run(
+        [sys.executable, str(ROOT / "ci/bisect_kpool.py")]
+    ).returncode
+    took = time.monotonic() - started
+    print(f"bisect of a broken patch: exit {status}, {took:.0f} s", flush=True)
+    return int(failed or status != 0)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ Layout below the cache folder:
     store.git/            objects of bases and compositions (a bare repository)
     downloads/<sha256>    archives, by their digest
     facts.sqlite3         what was derived: base -> tree, step -> tree, blob -> SHA-256
+    bisect/               logs and outputs of searches
     locks/                lock files of running work
 """
 
@@ -72,7 +73,7 @@ class Usage:
     """What one part of the cache holds.
 
     Attributes:
-        name: `store`, `downloads` or `facts`.
+        name: `store`, `downloads`, `searches` or `facts`.
         files: Number of files.
         bytes: Their size in bytes.
     """
@@ -336,6 +337,7 @@ class Cache:
         for name, root in (
             ("store", self.folder / "store.git"),
             ("downloads", self.downloads),
+            ("searches", self.folder / "bisect"),
             ("facts", self.folder),
         ):
             files = size = 0
@@ -356,7 +358,7 @@ class Cache:
 
         Args:
             downloads: Delete the downloaded archives.
-            store: Delete the object store and the facts.
+            store: Delete the object store, the facts, and the logs of searches.
 
         Returns:
             Bytes freed.
@@ -375,6 +377,7 @@ class Cache:
                 # Facts go first: a fact without its objects would be a lie.
                 self._drop_facts()
                 shutil.rmtree(self.folder / "store.git", ignore_errors=True)
+                shutil.rmtree(self.folder / "bisect", ignore_errors=True)
             if downloads:
                 shutil.rmtree(self.downloads, ignore_errors=True)
         finally:

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reviewer with a red test and a stack finds the patch that broke it."""
 
+import fcntl
 import math
 import os
+import re
 import signal
+import struct
 import subprocess
+import termios
 import time
 from pathlib import Path
 
@@ -505,3 +509,35 @@ def test_options_before_a_command_of_the_group_are_refused(tmp_path: Path) -> No
     done = run("bisect", "--good", "s1", "export", "--into", "x", cwd=project.folder)
     assert done.code == 2
     assert "write it after `export`" in done.err
+
+
+def test_on_a_terminal_the_view_is_live(tmp_path: Path) -> None:
+    project = many(tmp_path / "p", 6, 3)
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    process = subprocess.Popen(
+        program("bisect", "--run", "sleep 0.6; test ! -e marks/5", "-j", "2"),
+        cwd=project.folder, env=program_environment(TERM="xterm-256color"),
+        stdout=subprocess.DEVNULL, stderr=theirs, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(ours)
+    assert process.wait() == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode())
+    # What is being tried, by each worker; what is known; how many are left.
+    assert re.search(r"trying +base, \d s", text)
+    assert re.search(r"trying +s2:3, \d s", text)
+    assert re.search(r"known +\d good +\d bad +\d skip", text)
+    assert "6 candidates left, about 3 more steps" in text
+    assert re.search(r"base: good \(exit 0, 0\.\d s\)", text)
+    # Nothing of it stays: the answer stands alone.
+    assert "\x1b[2K" in seen.decode()

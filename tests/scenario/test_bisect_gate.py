@@ -22,8 +22,8 @@ for name in order:
 say({"schema": 1, "samples": {"cells": {"c": {"order": order, "values": values}}}})
 """
 TIMED_TOML = (
-    ARMS
-    + '[rule]\nstatistic = "paired-log-ratio"\npairs = 6\nlooks = 1\nhost_load_limit = 64.0\nload_imbalance_limit = 64.0\n'
+    ARMS + '[rule]\nstatistic = "paired-log-ratio"\npairs = 6\nlooks = 1\n'
+    "host_load_limit = 64.0\nload_imbalance_limit = 64.0\n"
     '[[claim]]\nname = "gain"\ncell = "c"\narm = "on"\nagainst = "base"\n'
     'better = "lower"\nmargin = 0.1\n'
 )

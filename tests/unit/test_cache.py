@@ -176,13 +176,15 @@ def test_usage_and_clean(cache: Cache) -> None:
     cache.put("a", {b"1": b"x"})
     cache.downloads.mkdir()
     (cache.downloads / "abc").write_bytes(b"y" * 5000)
+    (cache.folder / "bisect").mkdir()
+    (cache.folder / "bisect/log").write_bytes(b"z" * 300)
     sizes = {part.name: part.bytes for part in cache.usage()}
     assert sizes["downloads"] == 5000
     assert min(sizes.values()) > 0
     assert cache.clean(store=False) == 5000
     assert cache.store.blob(oid) == b"x" * 10_000
     cache.clean()
-    assert [(part.files, part.bytes) for part in cache.usage()] == [(0, 0)] * 3
+    assert [(part.files, part.bytes) for part in cache.usage()] == [(0, 0)] * 4
     assert cache.get("a", [b"1"]) == {}
     assert cache.store.find(oid) is None
 
