@@ -5,21 +5,22 @@ Every worker has a folder of its own, which goes from one tree to the next. Answ
 remembered by tree and written to the log before the strategy hears of them.
 """
 
+import os
 import queue
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, Protocol
 
 from stackctl.bisect.command import CANNOT_RUN, CancelledError, Control, Evaluator
-from stackctl.bisect.folder import Switched, WorkFolder
+from stackctl.bisect.folder import Switched, WorkFolder, remove
 from stackctl.bisect.journal import Journal
 from stackctl.bisect.model import Answer, Evaluation, K, Probe, Strategy, Work
-from stackctl.errors import UsageError
+from stackctl.errors import InputError, UsageError
 from stackctl.git.store import Store
 from stackctl.model.ids import TreeId
 from stackctl.progress import SILENT, Progress
@@ -100,15 +101,23 @@ def work_folders(store: Store, parent: Path, count: int) -> Iterator[list[WorkFo
     with ExitStack() as stack:
         folders = []
         for _ in range(count):
-            folder = stack.enter_context(scratch_folder(parent, "work-"))
+            # Dead folders of this name are removed, also in a folder of the user's.
+            folder = stack.enter_context(scratch_folder(parent, ".stackctl-bisect-"))
             path = folder / "tree"
             path.mkdir()
             path.chmod(0o755)
             # A store is used by one thread at a time.
             work = WorkFolder(Store(store.git_dir), path)
-            stack.callback(work.close)
+            stack.callback(_clear, work)
             folders.append(work)
         yield folders
+
+
+def _clear(work: WorkFolder) -> None:
+    """Remove a work folder, also what the command made hard to remove."""
+    work.close()
+    with suppress(InputError, OSError):
+        remove(os.fsencode(work.path))
 
 
 class Driver(Generic[K]):

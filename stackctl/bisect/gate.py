@@ -173,6 +173,11 @@ class GateEvaluator:
         self._compares = any(spec.tree == "base" for spec in gate.arms.values())
 
     @property
+    def timed(self) -> bool:
+        """Whether the gate measures time, which bears nobody beside it."""
+        return self._gate.timed
+
+    @property
     def identity(self) -> Mapping[str, object]:
         """The gate with its claims, and the good end where it is the reference."""
         return {

@@ -283,12 +283,16 @@ def register(app: typer.Typer) -> None:
         ground = prepare(
             session.series, session.cache, session.offline, session.progress
         )
-        evaluator: Evaluator
+        gate_evaluator = None
         if gate is not None:
             here = here_of(python, site, model, base_url, gpu)
-            evaluator = _gate_evaluator(session, ground, gate, good, here)
-        else:
-            evaluator = CommandEvaluator(run or "", timeout)
+            gate_evaluator = _gate_evaluator(session, ground, gate, good, here)
+            if gate_evaluator.timed and workers > 1:
+                raise UsageError(
+                    f"the gate {gate} measures time, so it is run alone",
+                    hint="leave --workers out",
+                )
+        evaluator: Evaluator = gate_evaluator or CommandEvaluator(run or "", timeout)
         with _watch(session, workers, run or gate or "") as watch:
             find = find_set if subsets else find_patch
             report = find(
@@ -296,8 +300,9 @@ def register(app: typer.Typer) -> None:
                 evaluator,
                 options,
                 watch=watch or UNWATCHED,
-                progress=session.progress,
             )
+        if gate_evaluator is not None:
+            gate_evaluator.forget_runs()
         return Outcome(report.document(), lambda: report_text(report), report.code)
 
     @command(group, "export", epilog=EXPORT_EXAMPLE)
