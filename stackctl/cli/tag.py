@@ -188,6 +188,14 @@ def register(app: typer.Typer) -> None:
                 help="Where a base lies that the series names by a path.",
             ),
         ] = None,
+        policy: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FILE",
+                help="A series.toml whose [policy] counts, not the one that the tag "
+                "carries.",
+            ),
+        ] = None,
     ) -> Outcome:
         """Compose a tag again from its proof and the pinned base, and compare it.
 
@@ -196,11 +204,11 @@ def register(app: typer.Typer) -> None:
         """
         from stackctl.release.verify import Demands, Verifier
 
-        for file in (allowed_signers, base):
+        for file in (allowed_signers, base, policy):
             if file is not None and not file.exists():
                 raise UsageError(f"{file} does not exist")
         demands = Demands(
-            signed, complete, images, allowed_signers, base, session.offline
+            signed, complete, images, allowed_signers, base, policy, session.offline
         )
         found = Verifier(repo, session.cache, session.progress).verify(name, demands)
         code = ExitCode.OK if found.good else ExitCode.NO

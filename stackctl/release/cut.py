@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from stackctl.release.earlier import repository_or_none
 from stackctl.release.message import REF, TAGS, Tag, TagMessage, one_line, tag_body
 from stackctl.release.part import Part
 from stackctl.release.proof import COMPONENTS, Repository, write_proof
-from stackctl.release.shape import Shape, committed_when, shape_commit
+from stackctl.release.shape import Shape, shape_commit
 from stackctl.release.signing import sign_tag
 from stackctl.release.statement import (
     PROVENANCE_FILE,
@@ -234,8 +235,24 @@ class Cutter:
             raise
         return commit
 
+    def _seconds(self, tag: str) -> int:
+        """Return the time of the cut: now, or that of the tag which is there already.
+
+        Everything else of a cut follows from its inputs, so that doing it again makes
+        the same bytes and can be told from another one.
+        """
+        if self.repository is not None and self.repository.ref(TAGS + tag):
+            with suppress(StackctlError):  # what is wrong with it is said later
+                return self.repository.read_tag(tag).seconds
+        return int(time.time())
+
     def _files(
-        self, wish: Wish, done: Cut, part: Part, others: Mapping[str, Part]
+        self,
+        wish: Wish,
+        done: Cut,
+        part: Part,
+        others: Mapping[str, Part],
+        seconds: int,
     ) -> dict[str, bytes]:
         """Return what the proof carries, by path."""
         more: dict[str, bytes] = {}
@@ -254,6 +271,7 @@ class Cutter:
                 commit=done.commit,
                 receipts=sorted(set(receipts)),
                 forced=done.forced,
+                seconds=seconds,
             )
         )
         return files
@@ -267,8 +285,9 @@ class Cutter:
         write: bool,
     ) -> Cut:
         store = self.cache.store
-        files = self._files(wish, done, part, others)
-        when = committed_when(store.commit(bytes.fromhex(done.commit)))
+        seconds = self._seconds(wish.tag)
+        when = f"{seconds} +0000"
+        files = self._files(wish, done, part, others, seconds)
         with scratch_folder(store.git_dir / "scratch") as folder:
             writer = PackWriter(folder)
             try:
@@ -302,9 +321,7 @@ class Cutter:
 
     def _tag(self, wish: Wish, commit: CommitId, message: str, when: str) -> bytes:
         if wish.sign:
-            # A signature is made by somebody at some time; keys are judged by it.
-            now = f"{int(time.time())} +0000"
-            return sign_tag(self.cache.store, commit, wish.tag, message, now)
+            return sign_tag(self.cache.store, commit, wish.tag, message, when)
         tagger = COMMITTER + b" " + when.encode()
         return tag_body(commit, wish.tag, tagger, message)
 

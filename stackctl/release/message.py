@@ -182,6 +182,12 @@ class Tag:
     signature: bytes
     payload: bytes
 
+    @property
+    def seconds(self) -> int:
+        """When it was made, in seconds since 1970; 0 where it does not say."""
+        match = re.search(r"> ([0-9]{1,11}) [+-][0-9]{4}$", self.tagger)
+        return int(match[1]) if match else 0
+
 
 def parse_tag(body: bytes, tag: str) -> Tag:
     """Read the content of an integration tag.

@@ -8,6 +8,7 @@ the same bytes and compares. The summary says what was checked when the tag was 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +32,10 @@ PROVENANCE: Final = "https://slsa.dev/provenance/v1"
 SUMMARY: Final = "https://slsa.dev/verification_summary/v1"
 BUILD_TYPE: Final = "https://stackctl.example/build-types/integration-tag/v1"
 BUILDER: Final = "https://stackctl.example/builders/stackctl"
+
+CHECKS: Final = "https://stackctl.example/summary/checks"
+FORCED: Final = "https://stackctl.example/summary/forced"
+"""Extensions of the summary, whose names must be URIs."""
 
 PROVENANCE_FILE: Final = "statements/provenance.json"
 SUMMARY_FILE: Final = "statements/summary.json"
@@ -212,6 +217,7 @@ def summary(
     commit: CommitId,
     receipts: Sequence[str],
     forced: str | None,
+    seconds: int,
     version: str = __version__,
 ) -> dict[str, Any]:
     """Return what was verified when a tag was cut, as an in-toto statement.
@@ -225,8 +231,10 @@ def summary(
         commit: The tagged commit.
         receipts: Paths of the receipts that counted.
         forced: Why it was cut although something is missing.
+        seconds: When it was checked, since 1970.
         version: Version of stackctl that cut the tag.
     """
+    resource = f"https://stackctl.example/series/{series.name}/{quote(tag)}"
     passed = all(each.ok for each in checks)
     inputs = [
         {"uri": path, "digest": {"sha256": digest(files[path])}}
@@ -234,26 +242,31 @@ def summary(
     ]
     predicate: dict[str, Any] = {
         "verifier": {"id": BUILDER, "version": {"stackctl": version}},
-        "resourceUri": f"https://stackctl.example/series/{series.name}/{quote(tag)}",
+        "timeVerified": _timestamp(seconds),
+        "resourceUri": resource,
         "policy": {
-            "uri": f"{SERIES_FILE}#policy",
+            "uri": f"{resource}/{SERIES_FILE}#policy",
             "digest": {"sha256": digest(files[SERIES_FILE])},
         },
         "inputAttestations": inputs,
         "verificationResult": "PASSED" if passed else "FAILED",
         # What SLSA asks of the platform that builds was not looked at.
-        "verifiedLevels": ["SLSA_BUILD_LEVEL_UNEVALUATED"] if passed else ["FAILED"],
-        "slsaVersion": "1.0",
-        "stackctl_checks": [each.document() for each in checks],
+        "verifiedLevels": ["SLSA_BUILD_LEVEL_0"] if passed else ["FAILED"],
+        "slsaVersion": "1.1",
+        CHECKS: [each.document() for each in checks],
     }
     if forced:
-        predicate["stackctl_forced"] = forced
+        predicate[FORCED] = forced
     return {
         "_type": STATEMENT,
         "subject": _subject(TAGS + tag, commit, content),
         "predicateType": SUMMARY,
         "predicate": predicate,
     }
+
+
+def _timestamp(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def difference(expected: object, found: object, at: str = "") -> str | None:

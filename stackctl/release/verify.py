@@ -40,6 +40,7 @@ from stackctl.release.proof import COMPONENTS, Proof, Repository
 from stackctl.release.shape import SHAPES, shape_commit
 from stackctl.release.signing import Signature, check_signature
 from stackctl.release.statement import (
+    CHECKS,
     NOTES_FILE,
     PROVENANCE_FILE,
     SUMMARY_FILE,
@@ -67,6 +68,7 @@ class Demands:
         images: Verify the images again.
         allowed_signers: File of the ssh keys that may sign.
         base: Where a base lies that has no address: a folder or an archive.
+        policy: A series whose policy counts instead of the one that the proof carries.
         offline: Never use the network.
     """
 
@@ -75,6 +77,7 @@ class Demands:
     images: bool = False
     allowed_signers: Path | None = None
     base: Path | None = None
+    policy: Path | None = None
     offline: bool = False
 
 
@@ -408,8 +411,14 @@ class _Run:
         problems = []
         if series.name != self.said.series:
             problems = [f"the series is {series.name}, the tag says {self.said.series}"]
-        self.series = self._with_base(series)
+        self.series = self._with_base(self._with_policy(series))
         return problems, f"series.toml of {series.name} can be read"
+
+    def _with_policy(self, series: Series) -> Series:
+        """Take the policy of who verifies: a proof asks of itself what it likes."""
+        if self.demands.policy is None:
+            return series
+        return replace(series, policy=load_series(self.demands.policy).policy)
 
     def _with_base(self, series: Series) -> Series:
         """Take a base without an address from where the user says it lies."""
@@ -561,7 +570,7 @@ class _Run:
         assert self.series is not None
         found = _statement(self.files[SUMMARY_FILE], SUMMARY_FILE)
         predicate = _table(found.get("predicate"))
-        listed = predicate.get("stackctl_checks")
+        listed = predicate.get(CHECKS)
         rows = [_table(each) for each in listed] if isinstance(listed, list) else []
         checks = [
             Check(str(row.get("name")), row.get("ok") is True, str(row.get("why")))
@@ -581,6 +590,7 @@ class _Run:
             commit=self.tag.commit,
             receipts=receipts,
             forced=self.said.forced,
+            seconds=self.tag.seconds,
             version=_version(found, "verifier"),
         )
         problems = []
@@ -676,7 +686,7 @@ class _Component(_Run):
 
     def _series(self) -> tuple[list[str], str]:
         series = load_series(self.folder / SERIES_FILE)
-        self.series = series
+        self.series = self._with_policy(series)
         problems = []
         if series.name != self.name:
             problems = [f"the series is {series.name}, its folder says {self.name}"]

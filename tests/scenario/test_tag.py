@@ -79,16 +79,25 @@ def test_a_tag_says_what_it_is_and_is_verified_on_another_machine(
 
 
 def test_a_second_cut_changes_nothing_and_two_machines_make_the_same(
-    project: Path, into: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path,
+    into: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hostile: Path,
 ) -> None:
+    monkeypatch.setattr("stackctl.release.cut.time.time", lambda: 1_800_000_000.5)
     cut(project, into)
     before = refs(into)
+    assert b"> 1800000000 +0000" in tag_body(into)
+    monkeypatch.setattr("stackctl.release.cut.time.time", lambda: 1_900_000_000.5)
     again = cut(project, into)
     assert again["exists"] and not again["written"]
     assert refs(into) == before
     other = bare(tmp_path / "other.git")
+    monkeypatch.setattr("stackctl.release.cut.time.time", lambda: 1_800_000_000.9)
     monkeypatch.setenv("STACKCTL_CACHE_DIR", str(tmp_path / "other-cache"))
-    monkeypatch.setenv("TZ", "Pacific/Chatham")
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("HOME", str(tmp_path))
     cut(project, other)
     assert refs(other) == before
 
@@ -205,9 +214,24 @@ def test_statements_have_the_shape_that_others_read(project: Path, into: Path) -
     assert summary["predicateType"] == "https://slsa.dev/verification_summary/v1"
     predicate = summary["predicate"]
     assert predicate["verificationResult"] == "PASSED"
+    assert predicate["verifiedLevels"] == ["SLSA_BUILD_LEVEL_0"]
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", predicate["timeVerified"])
+    assert predicate["policy"]["uri"].startswith("https://")
     assert predicate["inputAttestations"][0]["uri"] == "statements/provenance.json"
     for text in (proof_file(into, "statements/provenance.json"), tag_body(into)):
         assert str(project).encode() not in text
+
+
+def test_notes_and_message_are_those_of_the_golden_files(
+    made: Path, cut_tag: Path
+) -> None:
+    golden = ROOT / "tests/golden/release"
+    notes = proof_file(cut_tag, "notes.md").decode()
+    assert notes == (golden / "notes.md").read_text()
+    # What depends on where the test ran, and when.
+    text = tag_body(cut_tag).decode().partition("\n\n")[2]
+    text = re.sub(r"(?m)^(Proof|[A-Z][a-z]+-SHA256): .*$", r"\1: ...", text)
+    assert text == (golden / "message.txt").read_text()
 
 
 # --- shapes -------------------------------------------------------------------------

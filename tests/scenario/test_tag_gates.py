@@ -196,3 +196,17 @@ def test_a_forced_tag_says_which_gate_was_missing(project: Path, into: Path) -> 
     found = verify(into)
     assert found["missing"][0].startswith("gate:texts: ")
     assert wrong(verify(into, "--complete", code=1)).keys() == {"complete"}
+
+
+def test_who_verifies_may_have_a_policy_of_their_own(
+    project: Path, into: Path, tmp_path: Path
+) -> None:
+    series = project / "series.toml"
+    text = series.read_text()
+    series.write_text(text + '\n[policy]\nrelease_requires = ["pins"]\n')
+    shutil.rmtree(project / "receipts")
+    cut(project, into)
+    assert verify(into)["ok"]
+    (tmp_path / "own.toml").write_text(text)
+    found = wrong(verify(into, "--policy", tmp_path / "own.toml", code=1))
+    assert found.keys() == {"receipts"} and "texts" in found["receipts"]
