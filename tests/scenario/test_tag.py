@@ -28,7 +28,7 @@ from releases import (
     verify,
     wrong,
 )  # fmt: skip
-from support import git, program_environment, run
+from support import ROOT, git, program_environment, run
 
 from stackctl.model.canonical import canonical_json
 
