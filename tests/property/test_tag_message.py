@@ -3,13 +3,14 @@
 
 import re
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stackctl.errors import InputError
 from stackctl.model.ids import CommitId, CompositionId, Sha256, TreeId
 from stackctl.release.message import TagMessage, one_line, parse_tag, tag_body
 
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 git_ids = st.text("0123456789abcdef", min_size=40, max_size=40)
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
 lines = (
@@ -53,6 +54,7 @@ def body(message: TagMessage) -> bytes:
     return tag_body(CommitId("a" * 40), message.tag, tagger, message.text())
 
 
+@unhurried
 @given(messages())
 def test_what_is_written_is_read(message: TagMessage) -> None:
     found = parse_tag(body(message), message.tag)
@@ -61,6 +63,7 @@ def test_what_is_written_is_read(message: TagMessage) -> None:
     assert found.signature == b"" and found.payload == body(message)
 
 
+@unhurried
 @given(messages(), st.data())
 def test_a_change_is_refused_or_read_as_another_message(
     message: TagMessage, data: st.DataObject
@@ -82,6 +85,7 @@ def test_a_change_is_refused_or_read_as_another_message(
     )
 
 
+@unhurried
 @given(messages())
 def test_a_signature_is_split_off_the_bytes_that_it_signs(message: TagMessage) -> None:
     signature = b"-----BEGIN SSH SIGNATURE-----\nAAAA\n-----END SSH SIGNATURE-----\n"
