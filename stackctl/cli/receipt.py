@@ -162,17 +162,6 @@ def _summary(session: Session, receipt: "Receipt") -> dict[str, Any]:
     }
 
 
-def _number(value: float | None, unit: str) -> str:
-    """Return a claim's figure in its unit."""
-    if value is None:
-        return "-"
-    if unit == "change":
-        return f"{100 * value:+.3g} %"
-    if unit == "difference":
-        return f"{100 * value:+.3g} points"
-    return f"{value:.6g}"
-
-
 def spark(values: Sequence[float], bars: str = _BARS) -> str:
     """Return figures as a row of bars between their smallest and largest.
 
@@ -264,26 +253,20 @@ def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
 
 
 def _claim(claim: dict[str, Any]) -> list[str]:
+    from stackctl.gates.receipt.words import figure, interval, real
+
     unit = str(claim.get("unit", ""))
-    low, high = claim.get("low"), claim.get("high")
-    interval = "-"
-    if low is not None and high is not None:
-        interval = f"{_number(low, unit)} to {_number(high, unit)}"
-    values = [value for value in claim.get("values") or () if _real(value)]
+    values = [value for value in claim.get("values") or () if real(value)]
     name = str(claim.get("name"))
     return [
         name if claim.get("required", True) else f"{name} (advisory)",
         str(claim.get("verdict")),
-        _number(claim.get("estimate"), unit),
-        interval,
-        _number(claim.get("target"), unit),
+        figure(claim.get("estimate"), unit),
+        interval(claim),
+        figure(claim.get("target"), unit),
         str(claim.get("pairs", "-")),
         spark(values, _bars()),
     ]
-
-
-def _real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _units(receipt: "Receipt") -> Part:
@@ -300,7 +283,7 @@ def _units(receipt: "Receipt") -> Part:
                 " ".join(slot.arms),
                 "-" if unit.exit is None else str(unit.exit),
                 f"{unit.ns / 1e9:.2f}",
-                f"{load:.2f}" if _real(load) else "-",
+                f"{load:.2f}" if isinstance(load, (int, float)) else "-",
                 "; ".join(unit.problems),
             ]
         )

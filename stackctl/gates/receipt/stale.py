@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import stackctl
-from stackctl.errors import InputError
+from stackctl.errors import InputError, StackctlError
 from stackctl.fsutil import read_regular
-from stackctl.gates.arms import ComposedTrees
+from stackctl.gates.arms import ComposedTrees, Found
 from stackctl.gates.model import Gate
 from stackctl.gates.receipt.model import BoundFile, Receipt
 from stackctl.model.canonical import canonical_json
@@ -58,6 +58,26 @@ class ProjectState:
         self._sets = frozenset(item.name for item in series.sets)
         self._digests: dict[str, str | None] = {}
         self._gates: dict[str, Gate | None] = {}
+        self._failed: dict[str, StackctlError] = {}
+
+    @property
+    def base(self) -> Mapping[str, Any]:
+        """Identity, tree and commit of the base."""
+        return self._trees.base
+
+    def find(self, definition: str) -> Found:
+        """Return tree and composition that an arm's definition means now.
+
+        Raises:
+            StackctlError: It does not compose; asked again, it is not tried again.
+        """
+        if definition in self._failed:
+            raise self._failed[definition]
+        try:
+            return self._trees.find(definition)
+        except StackctlError as error:
+            self._failed[definition] = error
+            raise
 
     def tree(self, definition: str) -> str | None:
         """Return the tree that an arm's definition means now.
@@ -76,7 +96,7 @@ class ProjectState:
             *names.split(",")
         }:
             return None
-        return self._trees.find(definition).tree
+        return self.find(definition).tree
 
     def sha256(self, file: BoundFile) -> str | None:
         """Return the digest that a bound file has now, None where it is gone."""

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How figures of a decision are written for people."""
+
+from typing import Any, Final
+
+SYMBOLS: Final = {
+    "qualified": "✔",
+    "rejected": "✖",
+    "insufficient-evidence": "?",
+    "not-tested": "–",  # noqa: RUF001 - a dash, not a minus
+    "invalid": "!",
+}
+"""A sign beside each verdict, so that colour is not all there is."""
+
+
+def figure(value: float | None, unit: str) -> str:
+    """Return a claim's figure in its unit.
+
+    Args:
+        value: The figure; None where there is none.
+        unit: `change` (ratio minus one), `times`, `difference` (of shares), `value`,
+            `count`.
+    """
+    if value is None:
+        return "-"
+    if unit == "change":
+        return f"{100 * value:+.3g} %"
+    if unit == "difference":
+        return f"{100 * value:+.3g} points"
+    if unit == "times":
+        return f"{value:.4g} times"
+    return f"{value:.6g}"
+
+
+def real(value: object) -> bool:
+    """Whether a JSON value is a number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def interval(claim: dict[str, Any]) -> str:
+    """Return the interval that decided a claim."""
+    ends = [claim.get("low"), claim.get("high")]
+    if not all(map(real, ends)):
+        return "-"
+    unit = str(claim.get("unit", ""))
+    low, high = sorted(float(end) for end in ends if end is not None)
+    return f"{figure(low, unit)} to {figure(high, unit)}"
