@@ -132,7 +132,7 @@ def _list_text(
             ],
         )
     for each in documents:
-        for reason in each["reasons"]:
+        for reason in (*each["reasons"], *each.get("notes", ())):
             yield f"{each['file']}: {reason}"
     if shelf.others:
         count = len(shelf.others)
@@ -460,6 +460,7 @@ def register(app: typer.Typer) -> None:
                     "signature": str(result.signature),
                     "ok": result.ok,
                     "reasons": list(result.reasons),
+                    "notes": list(result.notes),
                 }
             )
         return Outcome(

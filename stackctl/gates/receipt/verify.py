@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from stackctl import __version__
 from stackctl.errors import InputError
 from stackctl.gates.receipt.model import Receipt
 from stackctl.gates.receipt.signature import Signature, judge, parse_signers
@@ -26,11 +27,13 @@ class Check:
         ok: Whether the receipt may be believed.
         reasons: Why not.
         signature: What is known about its signatures.
+        notes: What was not compared, and why.
     """
 
     ok: bool
     reasons: tuple[str, ...]
     signature: Signature
+    notes: tuple[str, ...] = ()
 
 
 def check(
@@ -63,7 +66,21 @@ def check(
         reasons.append("unsigned; the policy asks for a signature (`receipt_signers`)")
     elif keys and signature.state == "unlisted":
         reasons.append(f"signed, but {signature.why}")
-    return Check(not reasons, tuple(reasons), signature)
+    notes: tuple[str, ...] = ()
+    if (other := _other_version(receipt)) is not None:
+        notes = (
+            f"worded by stackctl {other}: the words of its reasons were not compared, "
+            "all verdicts and figures were",
+        )
+    return Check(not reasons, tuple(reasons), signature, notes)
+
+
+def _other_version(receipt: Receipt) -> str | None:
+    """Return the version that decided it, where that is known and not this one."""
+    recorded = receipt.predicate.scope.versions.get("stackctl")
+    if not isinstance(recorded, str) or recorded == __version__:
+        return None
+    return recorded
 
 
 def follows(receipt: Receipt) -> tuple[str, ...]:
@@ -88,17 +105,32 @@ def follows(receipt: Receipt) -> tuple[str, ...]:
             dict(bound.rule), [dict(claim) for claim in bound.claims], file
         )
         again = decide(rule, claims, receipt.evidence()).document()
+        why = "; ".join(again["reasons"])
     except InputError as error:
         return (f"nothing can be decided from it: {error.message}",)
-    said = list(_differences("", dict(receipt.predicate.decision), again))
+    recorded = dict(receipt.predicate.decision)
+    if _other_version(receipt) is not None:
+        recorded, again = _without_words(recorded), _without_words(again)
+    said = list(_differences("", recorded, again))
     if receipt.verdict != again["verdict"]:
         said = [
             f"the verdict is {receipt.verdict}, but its samples give "
-            f"{again['verdict']}: {'; '.join(again['reasons'])}"
+            f"{again['verdict']}: {why}"
         ]
     if len(said) > MAX_SHOWN:
         said[MAX_SHOWN:] = [f"... and {len(said) - MAX_SHOWN} more differences"]
     return tuple(said)
+
+
+def _without_words(value: Any) -> Any:
+    """Return a decision without its sentences, which another version words anew."""
+    if isinstance(value, Mapping):
+        return {
+            key: _without_words(item)
+            for key, item in value.items()
+            if key not in {"reasons", "limitations"}
+        }
+    return list(map(_without_words, value)) if isinstance(value, list) else value
 
 
 def _differences(place: str, old: Any, new: Any) -> Sequence[str]:

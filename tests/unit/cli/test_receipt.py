@@ -41,6 +41,7 @@ def test_verify_tells_each_file_and_says_yes(project: Project, written: Path) ->
                 "signature": "unsigned",
                 "ok": True,
                 "reasons": [],
+                "notes": [],
             }
         ]
     }

@@ -63,6 +63,30 @@ def test_a_dropped_reason_is_found() -> None:
     assert reasons[0].startswith("`decision.reasons` is an empty list")
 
 
+def test_words_of_another_version_are_not_compared_but_figures_are() -> None:
+    def reworded(predicate: Any) -> None:
+        predicate["scope"]["versions"]["stackctl"] = "0.0.1"
+        predicate["decision"]["reasons"] = ["all is well"]
+        predicate["decision"]["claims"][0]["reasons"] = []
+
+    def better(predicate: Any) -> None:
+        reworded(predicate)
+        predicate["decision"]["claims"][0]["estimate"] = -0.5
+
+    def other(predicate: Any) -> None:
+        reworded(predicate)
+        predicate["decision"]["verdict"] = "rejected"
+
+    assert forged(reworded) == ()
+    assert "decision.claims[0].estimate" in forged(better)[0]
+    assert "its samples give qualified: gain" in forged(other)[0]
+    value = json.loads(make(document(kernel_evidence())).data)
+    reworded(value["predicate"])
+    result = check(parse(canonical_json(value) + b"\n", file="x.json"))
+    assert result.ok
+    assert "worded by stackctl 0.0.1" in result.notes[0]
+
+
 def test_rounding_is_no_difference() -> None:
     def change(predicate: Any) -> None:
         claim = predicate["decision"]["claims"][0]
