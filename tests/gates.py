@@ -127,9 +127,11 @@ def document(
     from stackctl.gates.rule.decide import decide
     from stackctl.gates.rule.model import Claim, Rule
 
-    kept = safe_evidence(from_document(evidence))
     told = Rule(**rule)
     stated = [Claim(**claim) for claim in claims]
+    kept = safe_evidence(
+        from_document(evidence), [claim.document() for claim in stated]
+    )
     return {
         "evidence": kept.document(),
         "rule": told.document(),

@@ -611,7 +611,8 @@ class Engine:
         )
         from stackctl.gates.receipt import safe_evidence
 
-        return safe_evidence(evidence)
+        claims = [claim.document() for claim in plan.gate.claims]
+        return safe_evidence(evidence, claims)
 
     def _conclude(
         self,

@@ -106,6 +106,23 @@ def test_a_gate_that_is_gone_is_told(project: Path) -> None:
     assert "the project has none of that name any more" in changed(project)[-1]
 
 
+def test_an_answer_about_other_arms_is_not_the_gates(project: Path) -> None:
+    other = run("gate", "run", "texts", "--arm", "on=upto:alpha", "--json", cwd=project)
+    assert other.json["verdict"] == "qualified"
+    result = receipt(project, "stale", other.json["receipt"])
+    assert result.code == 1
+    (found,) = result.json["receipts"]
+    assert found["reasons"] == ["arm on: was upto:alpha, the gate has composed"]
+
+
+def test_a_changed_switch_is_told(project: Path) -> None:
+    gate = project / "ci" / "gates" / "texts.toml"
+    edit(gate, 'tree = "composed"', 'tree = "composed"\nenv = { SWITCH = "1" }')
+    assert changed(project)[1:] == [
+        'switches of arm on: `SWITCH` was null, is "1" now',
+    ]
+
+
 def test_a_set_that_is_gone_is_told(told: Project, tmp_path: Path) -> None:
     project = Path(shutil.copytree(told.folder, tmp_path / "project", symlinks=True))
     add = ["--arm", "on=only:gamma"]

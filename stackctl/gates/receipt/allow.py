@@ -217,10 +217,13 @@ def private_values(more: Iterable[str] = ()) -> tuple[str, ...]:
     if home.parent.name.lower() in {"home", "users"}:
         found.add(home.name)
     for name, value in os.environ.items():
-        if SECRET_PARTS & set(name.upper().split("_")) and len(value) >= 4:
+        if SECRET_PARTS & set(name.upper().split("_")) and len(value) >= 5:
             found.add(value)
-    # These name nobody, and stand in ordinary sentences.
-    common = {"/", "root", "localhost", "nobody", "user", "home", "runner", "removed"}
+    # These name nobody and are no secret, and stand in ordinary sentences.
+    common = {
+        "/", "root", "localhost", "nobody", "user", "home", "runner", "removed",
+        "false", "basic", "never", "always",
+    }  # fmt: skip
     kept = (value for value in found if len(value) > 1 and value not in common)
     return tuple(sorted(kept, key=lambda value: (-len(value), value)))
 

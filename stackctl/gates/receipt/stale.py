@@ -16,6 +16,7 @@ from stackctl.errors import InputError, StackctlError
 from stackctl.fsutil import read_regular
 from stackctl.gates.arms import ComposedTrees, Found
 from stackctl.gates.model import Gate
+from stackctl.gates.receipt.allow import REMOVED, Filter
 from stackctl.gates.receipt.model import BoundFile, Receipt
 from stackctl.model.canonical import canonical_json
 from stackctl.model.fields import show
@@ -177,7 +178,8 @@ def _declared(receipt: Receipt, state: ProjectState) -> list[str]:
     if gate is None:
         return [f"gate {receipt.gate}: the project has none of that name any more"]
     bound = receipt.predicate.bound
-    said = _changes("rule", bound.rule, gate.rule.document())
+    said = _asked(receipt, gate)
+    said += _changes("rule", bound.rule, gate.rule.document())
     before = {str(claim.get("name")): claim for claim in bound.claims}
     now = {claim.name: claim.document() for claim in gate.claims}
     for name in sorted({*before, *now}):
@@ -187,6 +189,32 @@ def _declared(receipt: Receipt, state: ProjectState) -> list[str]:
             said.append(f"claim {name}: is new")
         else:
             said += _changes(f"claim {name}", before[name], now[name])
+    return said
+
+
+def _asked(receipt: Receipt, gate: Gate) -> list[str]:
+    """Say where a receipt is about other arms than the gate's own.
+
+    `gate run --arm` asks the gate's question of other trees: an answer, but not to it.
+    """
+    said = []
+    for name in sorted({*receipt.arms, *gate.arms}):
+        if name not in gate.arms:
+            said.append(f"arm {name}: the gate has none of that name")
+            continue
+        if name not in receipt.arms:
+            said.append(f"arm {name}: was not measured")
+            continue
+        arm, spec = receipt.arms[name], gate.arms[name]
+        if arm.definition != spec.tree:
+            said.append(f"arm {name}: was {arm.definition}, the gate has {spec.tree}")
+        now = Filter().switches(spec.env)
+        # A value that did not get in cannot be compared; the gate's file is.
+        before = {
+            key: now.get(key) if value == REMOVED else value
+            for key, value in arm.env.items()
+        }
+        said += _changes(f"switches of arm {name}", before, now)
     return said
 
 

@@ -33,7 +33,11 @@ from stackctl.model.fields import INVALID, Record, Report, read_record, write_re
 _DIGEST_NAME: Final = re.compile(r"[0-9a-f]{64}\.json")
 
 
-def safe_evidence(evidence: Evidence, private: Iterable[str] = ()) -> Evidence:
+def safe_evidence(
+    evidence: Evidence,
+    claims: Iterable[Mapping[str, Any]] = (),
+    private: Iterable[str] = (),
+) -> Evidence:
     """Return evidence that holds only what a receipt may hold.
 
     The decision has to be made from this, so that a receipt, which holds nothing else,
@@ -41,18 +45,29 @@ def safe_evidence(evidence: Evidence, private: Iterable[str] = ()) -> Evidence:
 
     Args:
         evidence: What was observed.
+        claims: The gate's claims as their `document()` gives them: the cells that they
+            name keep their names, whatever their shape.
         private: Further names that must not enter, such as those of other nodes.
 
     Raises:
         InputError: An answer holds what JSON has not, or is nested too deeply.
     """
-    document = _safe(evidence.document(), _filter(evidence.document(), private))
+    given = evidence.document()
+    document = _safe(given, _filter(given, claims, private))
     return from_document(document, f"evidence of {evidence.gate}")
 
 
-def _filter(evidence: Mapping[str, Any], private: Iterable[str]) -> allow.Filter:
+def _filter(
+    evidence: Mapping[str, Any],
+    claims: Iterable[Mapping[str, Any]],
+    private: Iterable[str],
+) -> allow.Filter:
     """Return the filter for one run: what the project itself names is public."""
     public = {evidence["gate"], evidence["kind"], *evidence["arms"]}
+    for claim in claims:
+        cell = str(claim.get("cell", ""))
+        public |= {cell, cell.rpartition(":")[0]}
+    public.discard("")
     for arm in evidence["arms"].values():
         public.add(arm["definition"])
     return allow.Filter(allow.private_values(private), public)
@@ -92,7 +107,7 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
         UsageError: A statistics library is missing (`package-missing`).
     """
     given = document["evidence"]
-    chosen = _filter(given, private)
+    chosen = _filter(given, document["claims"], private)
     evidence = _safe(given, chosen)
     inputs = given["inputs"]
     _refuse_other_decision(document, evidence)

@@ -229,6 +229,16 @@ def test_the_committed_schema_is_current_and_accepts(written: Path) -> None:
     validator.validate(json.loads(written.read_bytes()))
 
 
+def test_a_cell_that_a_claim_names_keeps_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("USER", "kpool4")  # an odd name, and the cell stays what it is
+    receipt = make(document(kernel_evidence()))
+    assert receipt.verdict == "qualified"
+    cells = receipt.evidence().units[0].samples["cells"]
+    assert list(cells) == [CLAIM["cell"]]
+
+
 def test_a_run_without_trees_is_about_its_gate(tmp_path: Path) -> None:
     evidence = kernel_evidence()
     for arm in evidence["arms"].values():
