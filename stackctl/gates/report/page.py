@@ -19,7 +19,9 @@ GENERATOR: Final = "stackctl report"
 
 _NO_SET: Final = "(no set)"  # no name of a set has brackets
 
-MAX_EXTRA: Final = 12
+_PAIRS: Final = {"count": "Cases", "difference": "Items"}
+
+MAX_EXTRA: Final = 24
 """Most further figures of a claim that are shown."""
 
 
@@ -417,10 +419,13 @@ def _claim(name: str, claim: dict[str, Any]) -> Html:
     if claim.get("against"):
         arms += f" against {claim['against']}"
     facts = [
-        ("Estimate", figure(_real(claim.get("estimate")), unit)),
+        (
+            "Count" if unit == "count" else "Estimate",
+            figure(_real(claim.get("estimate")), unit),
+        ),
         ("Interval", interval(claim)),
         ("Asked for", figure(_real(claim.get("target")), unit)),
-        ("Pairs", str(claim.get("pairs", "-"))),
+        (_PAIRS.get(unit, "Pairs"), str(claim.get("pairs", "-"))),
         ("More pairs", str(claim.get("more_pairs") or "-")),
         ("Cell", str(claim.get("cell") or "")),
         ("Arms", arms),
@@ -429,13 +434,7 @@ def _claim(name: str, claim: dict[str, Any]) -> Html:
     if isinstance(control, dict):
         told = unit if unit == "times" else "change"
         facts.append(("Control A/A", interval({**control, "unit": told})))
-    extra = claim.get("extra")
-    if isinstance(extra, dict):
-        few = [(key, value) for key, value in sorted(extra.items()) if _scalar(value)]
-        facts += [
-            (key.replace("_", " "), f"{value:.6g}" if real(value) else str(value))
-            for key, value in few[:MAX_EXTRA]
-        ]
+    facts += _flat("", claim.get("extra"))[:MAX_EXTRA]
     rows = [_pair(key, value) for key, value in facts if value not in ("", "-")]
     return el(
         "section",
@@ -455,8 +454,19 @@ def _key(claim: dict[str, Any]) -> Html:
     return el("figcaption", f"Shaded: the {wide} that decides")
 
 
-def _scalar(value: object) -> bool:
-    return real(value) or isinstance(value, (bool, str))
+def _flat(name: str, value: object) -> list[tuple[str, str]]:
+    """Return further figures, which may be nested, each under one name."""
+    if isinstance(value, dict):
+        return [
+            row
+            for key in sorted(value)
+            for row in _flat(f"{name} {key}".strip().replace("_", " "), value[key])
+        ]
+    if isinstance(value, list) and value and all(map(real, value)):
+        return [(name, " to ".join(f"{item:.4g}" for item in value))]
+    if real(value):
+        return [(name, f"{value:.6g}")]
+    return [(name, value)] if isinstance(value, str) else []
 
 
 def _real(value: Any) -> float | None:

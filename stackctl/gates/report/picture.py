@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from stackctl.gates.receipt.words import SYMBOLS, figure, real
+from stackctl.gates.receipt.words import SYMBOLS, figure, interval, real
 from stackctl.gates.report.html import Html, el
 from stackctl.model.fields import escape
 
@@ -139,10 +139,10 @@ def pairs(name: str, claim: dict[str, Any]) -> Html | None:
         claim: The claim's result as the decision gives it.
 
     Returns:
-        The drawing; None where there are no figures to draw.
+        The drawing; None where there is neither a pair nor an interval to draw.
     """
     values = [float(value) for value in claim.get("values") or () if real(value)]
-    if not values:
+    if not values and not (real(claim.get("low")) and real(claim.get("high"))):
         return None
     unit = str(claim.get("unit", ""))
     marks = {
@@ -159,7 +159,8 @@ def pairs(name: str, claim: dict[str, Any]) -> Html | None:
     left, right, top = 24, WIDTH - 8, 30
     rows = min(len(values), MAX_ROWS)
     row = 10.0 if rows <= 12 else max(4.0, 160 / rows)
-    bottom = top + rows * row + 6
+    space = rows * row if rows else 24.0
+    bottom = top + space + 6
 
     def at(value: float) -> str:
         return _number(left + (value - low) / (high - low) * (right - left))
@@ -196,29 +197,30 @@ def pairs(name: str, claim: dict[str, Any]) -> Html | None:
             _label(_tick(tick, high - low, unit), float(x), bottom + 16, left, right,
                    "tick")
         )  # fmt: skip
-    for n in sorted({0, rows - 1}):
+    for n in sorted({0, rows - 1}) if rows else ():
         parts.append(
             el("text", str(n + 1), class_="tick", x=left - 6,
                y=_number(top + n * row + row / 2 + 3.5), text_anchor="end")
         )  # fmt: skip
-    title = f"Pairs of {short(str(claim.get('name')), 40)}"
+    what = "Pairs" if values else "Interval"
+    title = f"{what} of {short(str(claim.get('name')), 40)}"
     return drawing(name, bottom + 22, title, _told(claim, values, unit), *parts)
 
 
 def _told(claim: dict[str, Any], values: Sequence[float], unit: str) -> str:
-    said = (
-        f"{len(values)} figures from {figure(min(values), unit)} to "
-        f"{figure(max(values), unit)}"
-    )
-    if real(claim.get("estimate")):
-        said += f"; estimate {figure(claim['estimate'], unit)}"
-    if real(claim.get("low")) and real(claim.get("high")):
-        said += (
-            f", interval {figure(claim['low'], unit)} to {figure(claim['high'], unit)}"
+    said = []
+    if values:
+        said.append(
+            f"{len(values)} figures from {figure(min(values), unit)} to "
+            f"{figure(max(values), unit)}"
         )
+    if real(claim.get("estimate")):
+        said.append(f"estimate {figure(claim['estimate'], unit)}")
+    if real(claim.get("low")) and real(claim.get("high")):
+        said.append(f"interval {interval(claim)}")
     if real(claim.get("target")):
-        said += f"; asked for {figure(claim['target'], unit)}"
-    return said
+        said.append(f"asked for {figure(claim['target'], unit)}")
+    return "; ".join(said)
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

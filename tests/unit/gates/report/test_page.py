@@ -273,6 +273,50 @@ def test_a_project_without_gates_has_a_page(tmp_path: Path) -> None:
     assert "The series names no gate, and there is no receipt." in page.text
 
 
+def test_answers_without_pairs_show_their_figures(tmp_path: Path) -> None:
+    from gates import document
+    from rules import ACCURACY, ON, RIGHT, accuracy, evidence, unit
+    from support import three_sets
+
+    from stackctl.gates.receipt import write
+    from stackctl.gates.rule.model import Rule
+
+    project = three_sets(tmp_path / "project")
+    none = {"base": None, "files": [], "image": None, "model": None}
+    tests = Rule(statistic="counts")
+    outcomes = [
+        {"id": f"tests/t.py::test_{n}", "outcome": "passed" if n else "failed", "ns": 5}
+        for n in range(9)
+    ]
+    for found, rule, claims in (
+        (accuracy(200, on=set(range(5)), base={3, 4, 5}), ACCURACY, [RIGHT]),
+        (
+            evidence("tests", tests, [unit(0, {"tests": outcomes})], arms={"on": ON}),
+            tests,
+            [],
+        ),
+    ):
+        plain = found.document() | {"gate": f"an-{found.kind}", "inputs": none}
+        told = {
+            name: getattr(rule, name)
+            for name in ("statistic", "blocks", "pairs", "looks")
+        }
+        stated = [
+            {"name": c.name, "arm": c.arm, "against": c.against, "margin": c.margin,
+             "better": c.better}
+            for c in claims
+        ]  # fmt: skip
+        write(document(plain, told, stated, set=None), project.folder)
+    done = report(project, tmp_path / "out")
+    assert done.code == 0, done.json
+    text = Page((tmp_path / "out/index.html").read_text("utf-8")).text
+    assert "estimate -1 points; interval -3.88 points to +1.43 points" in text
+    assert "mcnemar p\n" in text and "shares arm wilson\n" in text
+    assert "Items\n200\n" in text
+    assert "counts passed\n8\n" in text and "counts failed\n1\n" in text
+    assert "Count\n8\n" in text
+
+
 @pytest.mark.parametrize(
     ("low", "high"),
     [(-0.25, 0.02), (0, 1), (3, 4000), (-1e-9, 1e-9), (99.99, 100.01), (-7, -6)],
