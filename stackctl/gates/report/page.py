@@ -400,7 +400,10 @@ def _receipt(name: str, judged: Judged) -> Html:
             el(
                 "div",
                 join(
-                    [_claim(f"p-{name}-{n}", claim) for n, claim in enumerate(claims)]
+                    [
+                        _claim(f"p-{name}-{n}", claim, judged.counts)
+                        for n, claim in enumerate(claims)
+                    ]
                 ),
                 class_="claims",
             ),
@@ -412,7 +415,7 @@ def _receipt(name: str, judged: Judged) -> Html:
     )
 
 
-def _claim(name: str, claim: dict[str, Any]) -> Html:
+def _claim(name: str, claim: dict[str, Any], counts: bool) -> Html:
     unit = str(claim.get("unit", ""))
     shown = picture.pairs(name, claim)
     arms = str(claim.get("arm", ""))
@@ -438,7 +441,12 @@ def _claim(name: str, claim: dict[str, Any]) -> Html:
     rows = [_pair(key, value) for key, value in facts if value not in ("", "-")]
     return el(
         "section",
-        el("h4", str(claim.get("name")), " ", badge(str(claim.get("verdict")))),
+        el(
+            "h4",
+            str(claim.get("name")),
+            " ",
+            badge(str(claim.get("verdict")), counts),
+        ),
         None
         if claim.get("required", True)
         else el("p", "advisory: it does not decide", class_="quiet"),

@@ -246,7 +246,7 @@ def _tick(value: float, span: float, unit: str) -> str:
     shown = f"{scaled:.{digits}f}" if digits < 7 else f"{scaled:.3g}"
     if float(shown) == 0:
         shown = "0"
-    return f"{shown} %" if share and float(shown) else shown
+    return f"{shown} %" if unit == "change" and float(shown) else shown
 
 
 def _line(kind: str, x: str, top: float, bottom: float) -> Html:
