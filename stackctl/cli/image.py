@@ -2,6 +2,7 @@
 """`stackctl image`: the labels of a release image, and the image itself."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -213,9 +214,11 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(
                 metavar="TREE=PATH",
-                help="Where the base is in the image; by default as [[image]] says.",
+                help="Where the base is in the image; by default as [[image]] says, or "
+                "where the image has it.",
             ),
         ] = None,
+        package: FolderOption = None,
         upto: UptoOption = None,
         only: OnlyOption = None,
         without: WithoutOption = None,
@@ -252,7 +255,7 @@ def register(app: typer.Typer) -> None:
         from stackctl.image.transport import Transport
         from stackctl.image.verify import PinnedWheel, Request, verify
         from stackctl.release.label import image_labels
-        from stackctl.release.overlay import TRANSPORTS, make_overlay
+        from stackctl.release.overlay import TRANSPORTS, find_package, make_overlay
 
         if parse_reference(base).transport not in TRANSPORTS:
             raise UsageError(
@@ -264,6 +267,7 @@ def register(app: typer.Typer) -> None:
         image = _image_of(session, base)
         roots = _roots(root, image)
         folders = [r.tree.strip("/") for r in roots if r.kind == PACKAGE]
+        folders = folders or _folders(session, package)
         composition = _composed(session, upto, only, without)
         before, after = _trees(session, composition)
         _paths(session, before, after, folders)
@@ -280,22 +284,23 @@ def register(app: typer.Typer) -> None:
                     progress=session.progress,
                 )
         where = platform or (image.platform if image is not None else None)
-        report = verify(
-            Request(
-                base,
-                [before],
-                roots,
-                allow=rules,
-                unpackaged=image.unpackaged if image is not None else (),
-                wheel=judge,
-                platform=parse_platform(where) if where else None,
-                transport=Transport(
-                    plain_http=plain_http, ca_file=str(ca_file) if ca_file else None
-                ),
-                offline=session.offline,
+        request = Request(
+            base,
+            [before],
+            roots,
+            allow=rules,
+            unpackaged=image.unpackaged if image is not None else (),
+            wheel=judge,
+            platform=parse_platform(where) if where else None,
+            transport=Transport(
+                plain_http=plain_http, ca_file=str(ca_file) if ca_file else None
             ),
-            progress=session.progress,
+            offline=session.offline,
         )
+        if not roots:
+            found = [find_package(request, f, session.progress) for f in folders]
+            request = replace(request, roots=tuple(found))
+        report = verify(request, progress=session.progress)
         labels = image_labels(session.series.name, composition.content())
         made = make_overlay(report, before, after, labels, target, tag=tag, name=base)
         layer = made.layer
@@ -358,10 +363,10 @@ def _roots(given: list[str] | None, image: "Image | None") -> "tuple[Root, ...]"
     elif image is not None:
         roots = tuple(Root(r.tree, r.path, r.kind) for r in image.roots)
     else:
-        roots = ()
+        return ()
     if not any(root.kind == PACKAGE for root in roots):
         raise UsageError(
-            "where is the package in the image?",
+            "an overlay is for an installed package, and none of the roots is one",
             kind="no-roots",
             hint="--root vllm=/…/site-packages/vllm, or [[image]] in series.toml",
         )

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from images import write_layout
+from images import Tar, build_image, tree_layer, write_layout
 from overlaid import BASE, PACKAGES, Shop, demo, installed
-from support import Project, files_below, run
+from support import Project, Result, files_below, run
 
 
 @pytest.fixture
@@ -162,6 +162,29 @@ def test_a_base_that_is_not_the_base_is_refused(shop: Shop) -> None:
     done = shop.overlay("out", base=f"oci:{layout}")
     assert (done.code, done.json["error"]["where"]["code"]) == (4, "size-mismatch")
     assert not (shop.folder / "out").exists()
+
+
+def test_the_package_is_found(shop: Shop) -> None:
+    def overlay(base: str, out: str) -> Result:
+        return run(
+            "image", "overlay", base, "--out", f"oci:{shop.folder / out}",
+            "--package", "pkg", "--allow", "pkg/*.so", "--json",
+            cwd=shop.project.folder,
+        )  # fmt: skip
+
+    done = overlay(shop.base, "out")
+    assert done.code == 0, done.out
+    assert done.json["layer"] == shop.overlay("other").json["layer"]
+    twice = build_image(
+        [*installed(BASE).tars, tree_layer({"pkg/core.py": "", "pkg/kept.py": "",
+         "pkg/__init__.py": "", "pkg/gone.py": ""}, "srv/site-packages")]
+    )  # fmt: skip
+    for image in (twice, build_image([Tar().file("x", "y").done()])):
+        layout = write_layout(shop.folder / f"base{len(image.layers)}", image)
+        done = overlay(f"oci:{layout}", "none")
+        assert (done.code, done.json["error"]["kind"]) == (2, "no-roots")
+    done = overlay("oci:nowhere", "none")
+    assert (done.code, done.json["error"]["kind"]) == (3, "base-image")
 
 
 def test_a_composition_is_no_base(shop: Shop) -> None:
