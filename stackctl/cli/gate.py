@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from stackctl.gates import run as running
+    from stackctl.gates.arms import Trees
     from stackctl.gates.here import Here
     from stackctl.gates.model import ArmSpec
 
@@ -21,6 +22,13 @@ RUN_EXAMPLE = (
     "Examples: stackctl gate run kpool-parity-cpu; "
     "stackctl gate run kpool-speed --python /opt/venv/bin/python --json; "
     "stackctl gate run kpool-parity --arm on=only:parallel-prefill"
+)
+PACK_EXAMPLE = (
+    "Examples: stackctl gate pack kpool-speed --out pack --lib; "
+    "PYTHONPATH=pack/lib python3 -m stackctl gate run kpool-speed --from pack"
+)
+DECIDE_EXAMPLE = (
+    "Example: stackctl gate decide .stackctl/gates/kpool-speed/000001/evidence.json"
 )
 LIST_EXAMPLE = "Examples: stackctl gate list; stackctl gate list --json"
 
@@ -180,6 +188,14 @@ def register(app: typer.Typer) -> None:
         gates: Annotated[
             list[str], typer.Argument(metavar="GATE...", help="Gates to run.")
         ],
+        pack: Annotated[
+            Path | None,
+            typer.Option(
+                "--from",
+                metavar="DIR",
+                help="Run from a pack (`gate pack`): no project, git or network.",
+            ),
+        ] = None,
         arm: ArmOption = None,
         python: PythonOption = None,
         site: SiteOption = None,
@@ -196,26 +212,101 @@ def register(app: typer.Typer) -> None:
         below .stackctl/gates. Exits with the worst verdict: 0 qualified, 1 rejected, 7
         insufficient evidence, 8 not tested, 9 invalid.
         """
-        from stackctl.gates.arms import ComposedTrees
         from stackctl.gates.model import find_gate, load_gates
         from stackctl.gates.run import Engine
 
-        known = load_gates(session.project)
+        project, trees = _trees(session, pack)
+        known = load_gates(project)
         wanted = [find_gate(known, name) for name in dict.fromkeys(gates)]
         changes = _arm_changes(arm)
         here = here_of(python, site, model, base_url, gpu)
-        trees = ComposedTrees(
-            session.series, session.cache, session.offline, session.progress
-        )
         outcomes = []
-        with Engine(session.project, trees, here, progress=session.progress) as engine:
+        with Engine(project, trees, here, progress=session.progress) as engine:
             for each in wanted:
                 specs = _with_changes(each.arms, changes, each.name)
                 outcomes.append(engine.run(each, specs, seed=seed, fresh=fresh))
-        documents = [outcome.document(session.project) for outcome in outcomes]
+        documents = [outcome.document(project) for outcome in outcomes]
         return Outcome(
             documents[0] if len(documents) == 1 else documents,
-            lambda: [line for each in outcomes for line in _report(each, session)],
+            lambda: [line for each in outcomes for line in _report(each, project)],
+            verdict_code(outcome.verdict for outcome in outcomes),
+        )
+
+    @command(gate, "pack", epilog=PACK_EXAMPLE)
+    def gate_pack(
+        session: Session,
+        gates: Annotated[
+            list[str], typer.Argument(metavar="GATE...", help="Gates to pack.")
+        ],
+        out: Annotated[
+            Path, typer.Option("--out", metavar="DIR", help="A new or empty folder.")
+        ],
+        tree: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="TREE",
+                help="A further tree that arms may be given there (several times).",
+            ),
+        ] = None,
+        lib: Annotated[
+            bool,
+            typer.Option("--lib", help="Also copy the packages that stackctl needs."),
+        ] = False,
+    ) -> Outcome:
+        """Write gates with their trees into a folder, to run on another machine.
+
+        That machine needs Python and what the gates need, but no git, network or
+        project: `gate run GATE --from DIR` checks every file and tree by its digest and
+        writes receipts to DIR/project/receipts.
+        """
+        from stackctl.gates.here import Here
+        from stackctl.gates.model import find_gate, load_gates
+        from stackctl.gates.pack import write_pack
+        from stackctl.gates.run import Engine
+
+        project, trees = _trees(session, None)
+        known = load_gates(project)
+        wanted = [find_gate(known, name) for name in dict.fromkeys(gates)]
+        with Engine(project, trees, Here(), progress=session.progress) as engine:
+            made = write_pack(
+                engine,
+                wanted,
+                out.absolute(),
+                definitions=tree or (),
+                libraries=lib,
+                progress=session.progress,
+            )
+
+        def text() -> list[str]:
+            size = made["bytes"] / 1e6
+            return [
+                f"{out}: {len(made['gates'])} gates, {len(made['trees'])} trees, "
+                f"{size:.1f} MB"
+            ]
+
+        return Outcome(made, text)
+
+    @command(gate, "decide", epilog=DECIDE_EXAMPLE)
+    def gate_decide(
+        session: Session,
+        files: Annotated[
+            list[Path],
+            typer.Argument(metavar="FILE...", help="evidence.json of finished runs."),
+        ],
+    ) -> Outcome:
+        """Decide runs that could not be decided where they ran, and write receipts.
+
+        For machines that have no statistics packages. The gate's file must be the one
+        that the run was bound to. Exits as `gate run` does.
+        """
+        from stackctl.gates.run import decide_evidence
+
+        project = session.project
+        outcomes = [decide_evidence(file, project) for file in files]
+        documents = [outcome.document(project) for outcome in outcomes]
+        return Outcome(
+            documents[0] if len(documents) == 1 else documents,
+            lambda: [line for each in outcomes for line in _report(each, project)],
             verdict_code(outcome.verdict for outcome in outcomes),
         )
 
@@ -267,12 +358,27 @@ def _with_changes(
     }
 
 
-def _report(outcome: "running.Outcome", session: Session) -> list[str]:
+def _trees(session: Session, pack: Path | None) -> "tuple[Path, Trees]":
+    """Return the project folder and where its trees come from."""
+    if pack is not None:
+        from stackctl.gates.pack import PackedTrees
+
+        packed = PackedTrees(pack.absolute(), session.progress)
+        return packed.project, packed
+    from stackctl.gates.arms import ComposedTrees
+
+    trees = ComposedTrees(
+        session.series, session.cache, session.offline, session.progress
+    )
+    return session.project, trees
+
+
+def _report(outcome: "running.Outcome", project: Path) -> list[str]:
     lines = [f"{outcome.gate}: {outcome.verdict or 'not decided'}"]
     lines += [f"  {reason}" for reason in outcome.reasons]
     lines += [f"  {text}" for text in outcome.problems if text not in outcome.reasons]
     lines += [f"  (limitation) {text}" for text in outcome.limitations]
-    document = outcome.document(session.project)
+    document = outcome.document(project)
     for name in ("receipt", "output"):
         if document[name]:
             lines.append(f"  {name}: {document[name]}")

@@ -11,15 +11,25 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from stackctl.cache import disk_error
 from stackctl.errors import InputError, UsageError
 from stackctl.git.objects import MODE_EXEC, MODE_LINK, MODE_SUBMODULE
 from stackctl.git.patchtext.paths import path_problem
-from stackctl.git.store import Store
 from stackctl.model.ids import TreeId
 from stackctl.progress import SILENT, Progress
 from stackctl.scratch import scratch_folder
+
+
+class TreeSource(Protocol):
+    """What holds trees: the store, or something that looks like it here."""
+
+    def walk(self, tree: str) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield path, mode and raw id of every file of a tree."""
+
+    def blob(self, oid: bytes) -> bytes:
+        """Return a file's bytes."""
 
 
 def _check_target(target: Path) -> None:
@@ -34,7 +44,9 @@ def _check_target(target: Path) -> None:
         )
 
 
-def write_tree(store: Store, tree: TreeId, folder: Path, progress: Progress) -> int:
+def write_tree(
+    store: TreeSource, tree: TreeId, folder: Path, progress: Progress
+) -> int:
     """Write a tree's files below an existing empty folder.
 
     Args:
@@ -177,7 +189,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def materialise(
-    store: Store, tree: TreeId, target: Path, progress: Progress = SILENT
+    store: TreeSource, tree: TreeId, target: Path, progress: Progress = SILENT
 ) -> int:
     """Write a tree into a folder that does not exist yet or is empty.
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stackctl.cache import Cache
     from stackctl.compose.compose import Composer
     from stackctl.compose.plan import Selection
+    from stackctl.git.store import Store
     from stackctl.model.series import Series
 
 PACKAGE: Final = "vllm"
@@ -179,6 +180,11 @@ class ComposedTrees:
                 self._series, self._cache, self._offline, self._progress
             )
         return self._composer
+
+    @property
+    def store(self) -> "Store":
+        """The store that holds the trees."""
+        return self._cache.store
 
     @property
     def base(self) -> Mapping[str, Any]:

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stackctl import __version__
-from stackctl.errors import InputError, UsageError
-from stackctl.fsutil import write_atomic
+from stackctl.errors import InputError, PinError, UsageError
+from stackctl.fsutil import read_regular, write_atomic
 from stackctl.gates import arms as arms_
 from stackctl.gates import snapshot
 from stackctl.gates.arms import ArmFolder, Found, Trees, folder_tree, lay_over
-from stackctl.gates.evidence import Arm, Evidence, Schedule, Slot, Unit
+from stackctl.gates.evidence import Arm, Evidence, Schedule, Slot, Unit, from_document
 from stackctl.gates.here import Here
 from stackctl.gates.kinds import Place
 from stackctl.gates.model import FOLDER, SCRIPTED, Gate
@@ -47,6 +47,9 @@ RUNS: Final = ".stackctl/gates"
 
 KEPT: Final = 3
 """Finished runs of a gate that keep their output; older ones are removed."""
+
+MAX_EVIDENCE: Final = 256 << 20
+"""Largest evidence that is read, bytes."""
 
 VERSIONS: Final = ("torch", "triton", "vllm", "pytest", "numpy", "transformers")
 """Packages whose versions every run records, beside those that its gate needs."""
@@ -707,6 +710,58 @@ def write_receipt(
         "started": run["started"],
     }
     return write(document, project)
+
+
+def decide_evidence(file: Path, project: Path) -> Outcome:
+    """Decide a run from its evidence, where it could not be decided itself.
+
+    Args:
+        file: `evidence.json` of the run.
+        project: Project folder; it holds the gate that ran.
+
+    Returns:
+        The outcome, with its receipt.
+
+    Raises:
+        InputError: The file is no evidence.
+        PinError: The gate's file is not the one that the run was bound to.
+        UsageError: There is no such gate, or a statistics package is missing.
+    """
+    from stackctl.gates.model import find_gate, load_gates
+    from stackctl.gates.receipt import safe_evidence
+
+    try:
+        saved = json.loads(read_regular(file, MAX_EVIDENCE))
+        document, started = saved["evidence"], saved["started"]
+        run = {"argv": saved["argv"], "env": saved["env"], "started": started}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(
+            f"{file}: is no evidence of a run",
+            kind="bad-evidence",
+            hint="name the evidence.json of a run",
+            where={"file": str(file)},
+        ) from None
+    evidence = safe_evidence(from_document(document, str(file)))
+    gate = find_gate(load_gates(project), evidence.gate)
+    bound = [f for f in evidence.inputs.get("files", ()) if f.get("role") == "gate"]
+    if [item.get("sha256") for item in bound] != [gate.sha256]:
+        raise PinError(
+            f"{file}: ran another {gate.path.name} than the one of this project",
+            kind="digest",
+            hint="take the project's state that was packed",
+            where={"file": str(file)},
+        )
+    decision = decide(gate.rule, gate.claims, evidence)
+    receipt = write_receipt(gate, evidence, decision, run, project)
+    return Outcome(
+        gate.name,
+        decision.verdict,
+        decision.reasons,
+        decision.limitations,
+        receipt,
+        decision,
+        evidence,
+    )
 
 
 def run_gate(
