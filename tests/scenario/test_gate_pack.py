@@ -190,8 +190,9 @@ def test_a_spoiled_pack_is_refused(project, tmp_path, spoil, code):
 
 
 KERNEL = """
-values = {"base": [10.0, 10.1], "on": [5.0, 5.1]}
-if int(os.environ["STACKCTL_GATE_UNIT"]) % 2:
+unit = int(os.environ["STACKCTL_GATE_UNIT"])
+values = {"base": [10.0, 10.1], "on": [5.0 + unit / 999, 5.1 + unit / 999]}
+if unit % 2:
     values = {arm: numbers[::-1] for arm, numbers in values.items()}
 say({"schema": 1, "samples": {"cells": {
     "c": {"order": ["base", "on", "on", "base"], "values": values}}}})
