@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from stackctl.gates.model import Gate
-from stackctl.model.fields import json_text, record_schema
-from stackctl.model.schema import DIALECT, inner_tables, key_table
+from stackctl.model.fields import Many, json_text, keys_of, record_schema
+from stackctl.model.schema import DIALECT, key_table
 
 
 def gate_schema() -> dict[str, Any]:
@@ -31,7 +31,12 @@ def gate_schema() -> dict[str, Any]:
 
 def reference() -> str:
     """Return the reference tables of a gate's file as Markdown."""
-    parts = [key_table("Top of the file", Gate), *inner_tables("the file", Gate)]
+    parts = [key_table("Top of the file", Gate)]
+    for item in keys_of(Gate):
+        for inner in item.kind.records():
+            many = isinstance(item.kind, Many)
+            header = f"[[{item.name}]]" if many else f"[{item.name}]"
+            parts.append(key_table(f"`{header}`", inner))
     return "\n".join(parts)
 
 

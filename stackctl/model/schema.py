@@ -57,22 +57,17 @@ def reference() -> str:
     for cls in base.kind.records():
         parts.append(key_table(f"`[base]` with `{keys_of(cls)[0].name}`", cls))
     parts.append(key_table("`[[set]]`", PatchSet))
-    parts += inner_tables("[[set]]", PatchSet)
+    parts += _inner("[[set]]", PatchSet)
     parts.append(key_table("`[[exclude]]`", Exclude))
-    parts += inner_tables("[[exclude]]", Exclude)
+    parts += _inner("[[exclude]]", Exclude)
     parts.append(key_table("`[[image]]`", Image))
-    parts += inner_tables("[[image]]", Image)
+    parts += _inner("[[image]]", Image)
     parts.append(key_table("`[policy]`", Policy))
     return "\n".join(parts)
 
 
-def inner_tables(header: str, cls: type) -> list[str]:
-    """Return the reference tables of the records inside a record.
-
-    Args:
-        header: How the record is written in the file.
-        cls: The record.
-    """
+def _inner(header: str, cls: type) -> list[str]:
+    """Return the tables of the records inside a record."""
     parts: list[str] = []
     for item in keys_of(cls):
         for inner in item.kind.records():
