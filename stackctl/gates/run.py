@@ -585,7 +585,7 @@ class Engine:
         return decision.final
 
     def _verify(self, plan: _Plan) -> list[str]:
-        """Check that no unit changed its tree."""
+        """Check that what was measured is what the run is bound to."""
         problems = []
         with self._lock:
             for name, arm in plan.arms.items():
@@ -594,6 +594,8 @@ class Engine:
                 if folder_tree(self.trees.folder(arm.tree)) != arm.tree:
                     problems.append(f"the tree of arm {name} was changed while it ran")
                     self.trees.forget(arm.tree)
+        if self.files(plan.gate) != plan.inputs["files"]:
+            problems.append("files that the gate is bound to were changed while it ran")
         return problems
 
     # -- after the last unit -----------------------------------------------------------

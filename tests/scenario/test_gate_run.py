@@ -99,6 +99,12 @@ say(cases("line ten" not in texts["base"], "line ten" in texts["on"]))
             9,
             "the tree of arm on was changed",
         ),
+        (
+            "say(cases(True))\nopen(__file__, 'a').write('# more')",
+            "",
+            9,
+            "files that the gate is bound to were changed",
+        ),
         ("say(cases(True))", '[needs]\npackages = ["no-such-thing>=1"]', 8, "not inst"),
         ("say(cases(True))", '[needs]\ncommands = ["no-such-tool"]', 8, "no-such-tool"),
         ("say(cases(True))", '[needs]\nparameters = ["site"]', 8, "`--site`"),
