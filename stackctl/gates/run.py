@@ -128,6 +128,7 @@ class _Plan:
     gpus: Sequence[Gpu]
     schedule: Schedule
     started: str = ""
+    limitations: tuple[str, ...] = ()
 
 
 class Engine:
@@ -446,6 +447,13 @@ class Engine:
                 f"{plan.gate.name}: starts anew and does not take up its interrupted "
                 f"run ({why})"
             )
+            if not changed:
+                # Its figures may have been looked at: readers of the receipt may know.
+                lost = len(list((last / "units").glob("*.json")))
+                plan.limitations = (
+                    f"an interrupted run with {lost} finished units was thrown away "
+                    "before this one",
+                )
             shutil.rmtree(last)
             runs.pop()
         for old in runs[:-KEPT]:
@@ -460,6 +468,7 @@ class Engine:
             "bound": plan.bound,
             "schedule": plan.schedule.document(),
             "started": plan.started,
+            "limitations": list(plan.limitations),
         }
         _write_json(folder / "plan.json", document)
         return folder, False
@@ -479,6 +488,7 @@ class Engine:
             looks = tuple(document["schedule"]["looks"])
             recorded = Schedule(document["schedule"]["seed"], looks, slots)
             started = document["started"]
+            limitations = tuple(map(str, document["limitations"]))
         except (OSError, ValueError, KeyError, TypeError):
             return ["its plan, which cannot be read"]
         changed = [
@@ -493,6 +503,7 @@ class Engine:
             return ["the schedule"]
         plan.schedule = recorded
         plan.started = started
+        plan.limitations = limitations
         return []
 
     def _run_units(
@@ -506,10 +517,16 @@ class Engine:
             with self._lock:
                 named = self.trees.tests_of(gate.tests.of)
             (arm,) = arms.values()
-            # An arm without the set has no such files; that is a failure, not an error.
-            tests = tuple(t for t in named if arm.files and (arm.files / t).exists())
-            if not tests and not gate.tests.paths:
-                return [f"the set {gate.tests.of} brings no test file"]
+            lost = [t for t in named if not arm.files or not (arm.files / t).exists()]
+            if lost or not named:
+                name = gate.tests.of
+                if not named:
+                    return [f"the set {name} brings no test file"]
+                return [
+                    f"{len(lost)} of the {len(named)} test files of the set {name} are "
+                    "not in the tree"
+                ]
+            tests = named
         caches = folder / "cache"
         slots = [slot for slot in plan.schedule.slots if slot.unit not in known]
         total = len(plan.schedule.slots)
@@ -612,7 +629,7 @@ class Engine:
             scope=plan.scope,
             inputs=plan.inputs,
             problems=tuple(problems),
-            limitations=plan.gate.limitations,
+            limitations=(*plan.gate.limitations, *plan.limitations),
         )
         from stackctl.gates.receipt import safe_evidence
 

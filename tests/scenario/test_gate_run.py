@@ -244,6 +244,27 @@ def test_an_interrupted_run_is_taken_up_where_it_stood(project, tmp_path, number
     assert sorted((folder / "started").read_text().split()) == list("0011223")
 
 
+def test_what_is_thrown_away_is_told(project, tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    add_gate(project, "long", COUNTS.format(folder=str(folder)), "units = 4\n")
+    child = subprocess.Popen(
+        program("gate", "run", "long"), cwd=project.folder, env=program_environment()
+    )
+    limit = time.monotonic() + 120
+    while not (folder / "ready").exists():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    (folder / "go").touch()
+    done = gate(project, "long", "--fresh")
+    assert (done.code, done.json["resumed_units"]) == (0, 0)
+    told = "an interrupted run with 2 finished units was thrown away before this one"
+    assert done.json["limitations"] == [told]
+    assert gate(project, "long").json["limitations"] == []
+
+
 def test_a_gate_runs_only_once_at_a_time(project, tmp_path):
     folder = tmp_path / "state"
     folder.mkdir()
@@ -365,6 +386,8 @@ def test_the_tests_of_a_set(tmp_path):
         add_gate(project, name, toml=f'[tests]\nof = "{name}"\n', kind="tests")
     assert gate(project, "delta").code == 0
     assert gate(project, "omega").code == 1
+    lost = gate(project, "delta", "--arm", "on=base")
+    assert lost.code == 9 and "1 of the 1 test files" in lost.json["reasons"][0]
     none = gate(project, "gamma")
     assert none.code == 9 and "brings no test file" in none.json["reasons"][0]
 

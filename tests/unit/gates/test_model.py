@@ -63,6 +63,17 @@ def test_a_gate_is_read_with_its_defaults(tmp_path):
         ('kind = "compile"', 'kind = "tests"', "needs the table [tests]"),
         ('kind = "compile"', 'kind = "kernel"\nunits = 2', "runs alone"),
         ("schema = 1", "schema = 2", "the number 1"),
+        (
+            "[limits]",
+            '[rule]\nstatistic = "counts"\nengaged = ["onn"]\n[limits]',
+            "did you mean `on`",
+        ),
+        (
+            "[limits]",
+            '[[claim]]\nname = "c"\narm = "of"\n[limits]',
+            "nearest is `on`",
+        ),
+        ("[limits]", '[rule]\nstatistic = "all-equal"\n[limits]', "has the statistic"),
     ],
 )
 def test_a_bad_gate_is_refused_with_its_line(tmp_path, old, new, words):
