@@ -627,7 +627,7 @@ class Engine:
             schedule=plan.schedule,
             units=tuple(units[number] for number in sorted(units)),
             scope=plan.scope,
-            inputs=plan.inputs,
+            inputs={**plan.inputs, "image": _image_digest(plan.gate, units)},
             problems=tuple(problems),
             limitations=(*plan.gate.limitations, *plan.limitations),
         )
@@ -849,6 +849,16 @@ def model_identity(path: str | None) -> dict[str, Any] | None:
         digest = _sha256(file) if size <= 1 << 20 else "-"
         total.update(f"{name}\0{size}\0{digest}\0".encode("utf-8", "surrogateescape"))
     return {"name": folder.name, "revision": None, "sha256": total.hexdigest()}
+
+
+def _image_digest(gate: Gate, units: Mapping[int, Unit]) -> str | None:
+    """Return the digest of the one image that a gate verified."""
+    if gate.kind != "image":
+        return None
+    found = [unit.samples.get("image") for unit in units.values()]
+    digests = {item.get("digest") for item in found if isinstance(item, Mapping)}
+    (digest,) = digests if len(digests) == 1 else (None,)
+    return digest if isinstance(digest, str) else None
 
 
 def _name(requirement: str) -> str:

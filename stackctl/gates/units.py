@@ -166,9 +166,7 @@ def run_unit(
     work = process.Work(
         command=kind.command(place),
         env=env,
-        cwd=next((a.files for a in place.arms.values() if a.files), place.scratch)
-        if gate.kind == "tests"
-        else place.scratch,
+        cwd=_working_folder(place),
         stdout=place.scratch / "stdout",
         stderr=place.scratch / "stderr",
         seconds=gate.limits.seconds,
@@ -225,6 +223,15 @@ def run_unit(
         tuple(states),
         tuple(problems),
     )
+
+
+def _working_folder(place: Place) -> Path:
+    """Return where a unit starts: its tree, the project, else its own folder."""
+    if place.gate.kind == "image":
+        return place.project  # where the series' images are
+    if place.gate.kind == "tests":
+        return next(a.files for a in place.arms.values() if a.files is not None)
+    return place.scratch
 
 
 def _read(path: Path) -> bytes:

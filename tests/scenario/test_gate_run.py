@@ -406,3 +406,28 @@ def test_a_busy_project_folder_does_not_matter(project):
     assert (output / "units/0000/here").read_text() == "x"
     assert not (output / "cache").exists()
     assert os.listdir(output / "units/0000") != []
+
+
+@pytest.mark.parametrize(
+    ("tree", "code", "verdict"),
+    [("composed", 0, "qualified"), ("base", 1, "rejected"), (None, 8, "not-tested")],
+)
+def test_the_images_of_the_series(tmp_path, tree, code, verdict):
+    project = gate_project(tmp_path / "project")
+    root = tmp_path / "root"
+    if tree is not None:
+        options = ["--base-only"] if tree == "base" else []
+        out = root / "opt/fork"
+        out.parent.mkdir(parents=True)
+        run("compose", *options, "--out", out, cwd=project.folder)
+        series = project.folder / "series.toml"
+        series.write_text(
+            f'{series.read_text()}\n[[image]]\nref = "rootfs:{root}"\n'
+            'platform = "linux/amd64"\n'
+            'roots = [{ tree = ".", path = "/opt/fork", kind = "checkout" }]\n'
+        )
+    add_gate(project, "release-image", kind="image")
+    done = gate(project, "release-image")
+    assert (done.code, done.json["verdict"]) == (code, verdict), done.json
+    if tree == "base":
+        assert gate(project, "release-image", "--arm", "on=base").code == 0

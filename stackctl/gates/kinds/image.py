@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from stackctl.errors import ExitCode
 from stackctl.gates.kinds import BadAnswer, Place, parse_json
 from stackctl.gates.kinds.shape import SCHEMA, check
 
@@ -19,6 +20,7 @@ class Image:
     def command(self, place: Place) -> list[str]:
         """Return the program and arguments of a unit."""
         spec = place.gate.image
+        (arm,) = place.arms.values()
         reference = [] if spec is None or spec.ref is None else [place.fill(spec.ref)]
         options = [] if spec is None else list(map(place.fill, spec.options))
         return [
@@ -30,6 +32,9 @@ class Image:
             "--json",
             "-C",
             str(place.project),
+            # The arm's own tree, so that another one may be asked about.
+            "--expect",
+            str(arm.files),
             *options,
         ]
 
@@ -51,8 +56,29 @@ class Image:
         """
         document = parse_json(stdout, "its output")
         if isinstance(document, dict) and isinstance(document.get("error"), dict):
+            spec = place.gate.image
+            if code == ExitCode.USAGE and (spec is None or spec.ref is None):
+                reason = "the series names no image"
+                stop = {"verdict": "not-tested", "reason": reason}
+                return {"schema": SCHEMA, "stop": stop}
             raise BadAnswer(f"verify-image: {document['error'].get('message')}")
+        if isinstance(document, list):
+            document = _together(document)
         return check("image", {"schema": SCHEMA, "samples": document})
 
 
 IMAGE: Final = Image()
+
+
+def _together(documents: list[Any]) -> dict[str, Any]:
+    """Return several images as one: the worst verdict, its reason, and all of them."""
+    order = ("unverifiable", "mismatch", "match")
+    good = [d for d in documents if isinstance(d, dict) and d.get("verdict") in order]
+    if not good or len(good) != len(documents):
+        raise BadAnswer("verify-image gave no verdict for an image")
+    worst = min(good, key=lambda document: order.index(document["verdict"]))
+    return {
+        "verdict": worst["verdict"],
+        "reason": worst.get("reason"),
+        "images": documents,
+    }
