@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stackctl doctor`: what is installed, what is missing, how to get it."""
 
+from typing import Any
+
 import typer
 
 from stackctl.cli.command import Session, command
@@ -17,7 +19,8 @@ def register(app: typer.Typer) -> None:
     def doctor(session: Session) -> Outcome:
         """Say what is installed, what can run here, and how to get what is missing.
 
-        Exits 1 only where something is wrong that composing needs.
+        In a project also which of its gates can run here (`gate list` says more). Exits
+        1 only where something is wrong that composing needs.
         """
         from stackctl.doctor import examine
 
@@ -27,8 +30,10 @@ def register(app: typer.Typer) -> None:
             for check in checks
             if check.state != "ok" and check.needed_for == "compose"
         ]
+        gates = _gates(session)
         document = {
             "ok": not bad,
+            "gates": gates,
             "checks": [
                 {
                     "name": check.name,
@@ -42,7 +47,7 @@ def register(app: typer.Typer) -> None:
         }
 
         def text() -> list[str]:
-            return table(
+            lines = table(
                 ["what", "state", "found", "needed for", "how to get it"],
                 [
                     [
@@ -55,5 +60,30 @@ def register(app: typer.Typer) -> None:
                     for check in checks
                 ],
             )
+            rows = [
+                [gate["name"], "yes" if gate["can_run"] else "; ".join(gate["missing"])]
+                for gate in gates
+            ]
+            return (
+                [*lines, "", *table(["gate", "can run here"], rows)] if rows else lines
+            )
 
         return Outcome(document, text, ExitCode.NO if bad else ExitCode.OK)
+
+
+def _gates(session: Session) -> list[dict[str, Any]]:
+    """Return which gates of the project can run here; none outside a project."""
+    from stackctl.errors import UsageError
+    from stackctl.gates.here import Here
+    from stackctl.gates.model import load_gates
+
+    try:
+        project = session.project
+    except UsageError:
+        return []
+    here = Here()
+    return [
+        {"name": name, "can_run": not missing, "missing": missing}
+        for name, gate in load_gates(project).items()
+        for missing in [here.missing(gate)]
+    ]

@@ -153,6 +153,18 @@ class Needs:
     )
 
 
+def _check_needs(values: dict[str, Any], table: Mapping[str, Any], at: At) -> None:
+    if not values.get("packages"):
+        return
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for n, text in enumerate(values["packages"]):
+        try:
+            Requirement(text)
+        except InvalidRequirement:
+            (at / "packages" / n).wrong(_REQUIREMENT.words, text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """When a unit is ended from outside."""
@@ -356,7 +368,8 @@ class Gate:
         metadata=key(ACCURACY, "What to ask, for kind `accuracy`."),
     )
     needs: Needs = field(
-        default=Needs(), metadata=key(Record(Needs), "What must be there to run.")
+        default=Needs(),
+        metadata=key(Record(Needs, _check_needs), "What must be there to run."),
     )
     limits: Limits = field(
         default=Limits(), metadata=key(Record(Limits), "When a unit is ended.")

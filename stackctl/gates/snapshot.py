@@ -112,7 +112,7 @@ def gpus() -> list[Gpu]:
     nvml = _nvml()
     found = []
     if nvml is not None:
-        for index in range(nvml.nvmlDeviceGetCount()):
+        for index in range(_count(nvml)):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             facts: dict[str, Any] = {
                 "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
@@ -132,6 +132,13 @@ def gpus() -> list[Gpu]:
             facts[name] = int(_number(facts[name]) or 0)
         found.append(_gpu(index, facts))
     return found
+
+
+def _count(nvml: Any) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetCount())
+    except nvml.NVMLError:
+        return 0
 
 
 def _text(value: object) -> str:
@@ -170,11 +177,11 @@ def gpu_state(gpu: Gpu) -> dict[str, Any]:
                 return state
         return dict.fromkeys(_STATE)
     handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-    reasons = getattr(
-        nvml,
+    names = (
         "nvmlDeviceGetCurrentClocksEventReasons",
-        nvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+        "nvmlDeviceGetCurrentClocksThrottleReasons",  # its name before driver 535
     )
+    reasons = next(getattr(nvml, name) for name in names if hasattr(nvml, name))
     readers: dict[str, Callable[[], Any]] = {
         "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),

@@ -60,6 +60,8 @@ def test_a_gate_is_read_with_its_defaults(tmp_path):
         ("seconds = 30", "seconds = 0", "from 1 to"),
         ("seconds = 30", "seconds = true", "found true"),
         ("torch>=2.11", "torch >= 2.11 ; x", "a package with its versions"),
+        ("torch>=2.11", "torch>=", "a package with its versions"),
+        ("torch>=2.11", "torch==1.*.2", "a package with its versions"),
         ('kind = "compile"', 'kind = "tests"', "needs the table [tests]"),
         ('kind = "compile"', 'kind = "kernel"\nunits = 2', "runs alone"),
         ("schema = 1", "schema = 2", "the number 1"),
