@@ -52,7 +52,15 @@ ModelOption = Annotated[
 ]
 BaseUrlOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Server that is asked, for gates that need one."),
+    typer.Option(
+        metavar="URL",
+        help="Server that is asked, for gates that need one: URL, or ARM=URL for each "
+        "arm, with spaces between.",
+    ),
+]
+ServedModelOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The server's name for the model."),
 ]
 GpuOption = Annotated[
     str | None,
@@ -106,11 +114,12 @@ def here_of(
     model: str | None,
     base_url: str | None,
     gpu: str | None,
+    served_model: str | None = None,
 ) -> "Here":
     """Return what the options name."""
     from stackctl.gates.here import Here, default_python
 
-    named = {"model": model, "base-url": base_url}
+    named = {"model": model, "base-url": base_url, "served-model": served_model}
     return Here(
         python or default_python(),
         None if site is None else site.absolute(),
@@ -201,6 +210,7 @@ def register(app: typer.Typer) -> None:
         site: SiteOption = None,
         model: ModelOption = None,
         base_url: BaseUrlOption = None,
+        served_model: ServedModelOption = None,
         gpu: GpuOption = None,
         seed: SeedOption = None,
         fresh: FreshOption = False,
@@ -219,7 +229,7 @@ def register(app: typer.Typer) -> None:
         known = load_gates(project)
         wanted = [find_gate(known, name) for name in dict.fromkeys(gates)]
         changes = _arm_changes(arm)
-        here = here_of(python, site, model, base_url, gpu)
+        here = here_of(python, site, model, base_url, gpu, served_model)
         outcomes = []
         with Engine(project, trees, here, progress=session.progress) as engine:
             for each in wanted:

@@ -13,6 +13,7 @@ from stackctl.cli.gate import (
     GpuOption,
     ModelOption,
     PythonOption,
+    ServedModelOption,
     SiteOption,
     here_of,
 )
@@ -56,6 +57,7 @@ def register(app: typer.Typer) -> None:
         site: SiteOption = None,
         model: ModelOption = None,
         base_url: BaseUrlOption = None,
+        served_model: ServedModelOption = None,
         gpu: GpuOption = None,
         fresh: FreshOption = False,
     ) -> Outcome:
@@ -75,7 +77,7 @@ def register(app: typer.Typer) -> None:
         series = session.series
         wanted = [find_set(series, name).name for name in split_names(sets)]
         asked = asked_gates(series, load_gates(session.project), wanted)
-        here = here_of(python, site, model, base_url, gpu)
+        here = here_of(python, site, model, base_url, gpu, served_model)
         trees = ComposedTrees(series, session.cache, session.offline, session.progress)
         with Engine(session.project, trees, here, progress=session.progress) as engine:
             if dry_run:

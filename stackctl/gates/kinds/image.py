@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kind image: `verify-image` of a release, in a process of its own."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -42,9 +41,8 @@ class Image:
         """Return what a unit of this kind sees beside the common environment."""
         from stackctl.cache import default_cache_folder
 
-        paths = [str(PACKAGE_ROOT), *filter(None, sys.path)]
         return {
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            "PYTHONPATH": str(PACKAGE_ROOT),
             "STACKCTL_CACHE_DIR": str(default_cache_folder()),
         }
 

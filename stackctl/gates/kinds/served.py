@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds serving and accuracy: a unit asks one server, in a process of its own."""
 
+import os
 import sys
 from typing import Any, Final
 
 from stackctl.gates.kinds import BadAnswer, Place, given_answer
 from stackctl.gates.kinds.image import PACKAGE_ROOT
+
+KEY_VARIABLE: Final = "STACKCTL_GATE_API_KEY"
+"""The one secret that is passed on: the API key of the server that is asked."""
 
 
 class Served:
@@ -16,20 +20,19 @@ class Served:
         ((name, arm),) = place.arms.items()
         command = [sys.executable, "-m", f"stackctl.gates.{place.gate.kind}"]
         command += ["--gate", str(place.gate.path), "--arm", name]
-        command += ["--python", place.here.python]
+        command += ["--python", place.here.python, "--project", str(place.project)]
         if arm.site is not None:
             command += ["--tree", str(arm.site)]
-        command += ["--project", str(place.project)]
         for option, value in place.here.parameters.items():
             command += [f"--{option}", _of_arm(value, name)]
         return command
 
     def environment(self, place: Place) -> dict[str, str]:
         """Return what a unit of this kind sees beside the common environment."""
-        paths = [str(PACKAGE_ROOT), *filter(None, sys.path)]
-        import os
-
-        return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+        env = {"PYTHONPATH": str(PACKAGE_ROOT)}
+        if key := os.environ.get(KEY_VARIABLE):
+            env[KEY_VARIABLE] = key  # for the server alone; no receipt holds it
+        return env
 
     def answer(self, place: Place, code: int | None, stdout: bytes) -> dict[str, Any]:
         """Return the unit's answer.
