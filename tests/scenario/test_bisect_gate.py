@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reviewer with a red gate and a stack."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ TIMED_TOML = (
     "host_load_limit = 64.0\nload_imbalance_limit = 64.0\n"
     '[[claim]]\nname = "gain"\ncell = "c"\narm = "on"\nagainst = "base"\n'
     'better = "lower"\nmargin = 0.1\n'
-)
-
-judged = pytest.mark.skipif(
-    importlib.util.find_spec("scipy") is None
-    or importlib.util.find_spec("statsmodels") is None,
-    reason="the statistics of timed gates are the extra `gates`",
 )
 
 
@@ -135,7 +128,6 @@ else:
     assert int(count.read_text()) == 2 * done.json["evaluations"]
 
 
-@judged
 def test_a_timed_gate_pairs_each_candidate_with_the_good_end(project: Project) -> None:
     add_gate(project, "speed", TIMED % ("1.12", "0.005"), TIMED_TOML, "kernel")
     done = run("bisect", "--gate", "speed", "--good", "s1", "--json",
@@ -150,7 +142,6 @@ def test_a_timed_gate_pairs_each_candidate_with_the_good_end(project: Project) -
     assert answer["evaluated"][0]["why"].startswith("the good end against itself")
 
 
-@judged
 def test_where_a_timed_gate_cannot_tell_the_ends_apart_it_says_so_at_once(
     project: Project,
 ) -> None:
