@@ -86,6 +86,7 @@ class WorkFolder:
         # Files below each folder, at any depth; the root stays without any.
         self._folders: dict[bytes, int] = {b"": 0}
         self._new_folders: set[bytes] = set()
+        self._new_files: set[bytes] = set()
         self._handed_over = 0
         self._touched: Touched | None = None
 
@@ -130,14 +131,15 @@ class WorkFolder:
         try:
             if self._touched is None:
                 self._touched = Touched(self._root)
-                self._touched.watch(self._folders)
+                self._touched.watch(self._folders, self._known)
             else:
-                self._touched.watch(self._new_folders)
+                self._touched.watch(self._new_folders, self._new_files)
                 self._touched.forget()
         except OSError:
             # Then every file is looked at.
             self.close()
         self._new_folders.clear()
+        self._new_files.clear()
 
     def _start_again(self) -> None:
         """Make the folder anew, where the command removed even that."""
@@ -299,6 +301,7 @@ class WorkFolder:
         self._make_folders(path.rpartition(b"/")[0])
         write_file(self._root, path, entry.mode, self._store.blob(entry.oid))
         self._note(path)
+        self._new_files.add(path)
 
     def _make_folders(self, folder: bytes) -> None:
         target = self._root + b"/" + folder if folder else self._root

@@ -28,8 +28,10 @@ _IGNORED = 0x8000
 _ONLYDIR = 0x1000000
 _DONT_FOLLOW = 0x2000000
 
-# A write through a mapping of the file shows when the file is closed. A further hard
-# link shows as a change of attributes.
+# A folder is told what happens to its names; a file also what happens to it under
+# another name of its own (a hard link), elsewhere.
+_FILE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _DELETE_SELF | _MOVE_SELF | _DONT_FOLLOW
+# A write through a mapping of the file shows when the file is closed.
 _WANTED = (
     _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
     | _DELETE_SELF | _MOVE_SELF | _ONLYDIR | _DONT_FOLLOW
@@ -56,6 +58,7 @@ class Touched:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._file = self._call(self._libc.inotify_init1, os.O_NONBLOCK | os.O_CLOEXEC)
         self._folders: dict[int, bytes] = {}
+        self._files: dict[int, bytes] = {}
 
     @staticmethod
     def _call(function: "ctypes._NamedFuncPointer", *arguments: object) -> int:
@@ -65,24 +68,29 @@ class Touched:
             raise OSError(number, os.strerror(number))
         return result
 
-    def watch(self, folders: Iterable[bytes]) -> None:
-        """Watch further folders.
+    def watch(self, folders: Iterable[bytes], files: Iterable[bytes]) -> None:
+        """Watch further folders and files.
 
         Args:
             folders: Paths below the root; empty for the root itself.
+            files: Paths of files and links.
 
         Raises:
             OSError: There are too many, or one is no folder.
         """
         for folder in folders:
             path = self._root + b"/" + folder if folder else self._root
-            number = self._call(
-                self._libc.inotify_add_watch,
-                self._file,
-                ctypes.c_char_p(path),
-                ctypes.c_uint32(_WANTED),
-            )
-            self._folders[number] = folder
+            self._folders[self._add(path, _WANTED)] = folder
+        for file in files:
+            self._files[self._add(self._root + b"/" + file, _FILE)] = file
+
+    def _add(self, path: bytes, wanted: int) -> int:
+        return self._call(
+            self._libc.inotify_add_watch,
+            self._file,
+            ctypes.c_char_p(path),
+            ctypes.c_uint32(wanted),
+        )
 
     def forget(self) -> None:
         """Forget what was touched up to now, by ourselves."""
@@ -110,6 +118,11 @@ class Touched:
                 position += _HEAD.size
                 name = data[position : position + size].rstrip(b"\0")
                 position += size
+                if number in self._files:
+                    touched.add(self._files[number])
+                    if mask & _IGNORED:
+                        del self._files[number]
+                    continue
                 if mask & _IGNORED and own:
                     self._folders.pop(number, None)
                     continue

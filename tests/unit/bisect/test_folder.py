@@ -150,6 +150,45 @@ def test_a_folder_that_the_command_removed_is_made_again(trees: Trees) -> None:
     trees.check(one)
 
 
+def test_moved_folders_and_hard_links_are_seen(trees: Trees) -> None:
+    one = trees.commit(FILES)
+    trees.work.switch(one)
+    path = trees.path
+    (path / "d").rename(path / "elsewhere")
+    (path / "elsewhere").rename(path / "d")
+    assert trees.work.switch(one).written == 0
+    # Another folder in its place, of which no watch would tell.
+    (path / "d").rename(path / "elsewhere")
+    (path / "d").mkdir()
+    (path / "d/b").write_text("2\n")
+    done = trees.work.switch(one)
+    assert done.leftovers == 1
+    trees.check(one)
+    (path / "d/e/f").write_text("again\n")
+    trees.work.switch(one)
+    trees.check(one)
+    # Written through a name outside of the folder.
+    os.link(path / "d/same", trees.folder / "other-name")
+    (trees.folder / "other-name").write_text("9876543210")
+    trees.work.switch(one)
+    trees.check(one)
+    (trees.folder / "other-name").write_text("9876543210")
+    assert trees.work.switch(one).written == 0
+    trees.check(one)
+
+
+def test_a_burst_of_changes_is_not_lost(trees: Trees) -> None:
+    one = trees.commit(FILES)
+    trees.work.switch(one)
+    # More than the kernel keeps: 16,384 events by default.
+    for number in range(6000):
+        (trees.path / "d" / f"left-{number % 50}").write_text(str(number))
+    (trees.path / "a").write_text("changed\n")
+    done = trees.work.switch(one)
+    assert (done.leftovers, done.restored) == (50, 1)
+    trees.check(one)
+
+
 def test_files_become_folders_and_back(trees: Trees) -> None:
     one = trees.commit({"x": "file\n", "y/z": "deep\n", "w": "-> y"})
     two = trees.only({})
