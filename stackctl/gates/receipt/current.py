@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which receipt answers a gate now: believed, fresh, and the newest of those."""
+"""Which receipt answers a gate now: believed, fresh, and the newest of those.
+
+A receipt that counts and rejects stands before one that qualifies, however old: who
+runs until it qualifies has stopped at will.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +66,7 @@ def judge_all(
 
     Returns:
         By gate, the receipt that answers it first: those that count before the others,
-        then the newest first.
+        those that reject before the rest, then the newest first.
 
     Raises:
         UsageError: A statistics library or a program for signatures is missing.
@@ -99,5 +103,10 @@ def _ordered(judged: Sequence[Judged]) -> list[Judged]:
     )
     return sorted(
         newest,
-        key=lambda each: (not each.check.ok, each.changes is None, not each.fresh),
+        key=lambda each: (
+            not each.check.ok,
+            each.changes is None,
+            not each.fresh,
+            each.counts and each.verdict != "rejected",
+        ),
     )

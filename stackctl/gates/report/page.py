@@ -510,7 +510,8 @@ def _list(gate: GateAnswer) -> Html:
             el("h4", title),
             el(
                 "p",
-                "Receipts that count do not agree: the newest one is the answer.",
+                "Receipts that count do not agree: one that rejects stands before the "
+                "others, else the newest is the answer.",
                 class_="bad",
             )
             if len(differ) > 1

@@ -192,14 +192,22 @@ def test_any_text_stays_inside_its_element(words: str) -> None:
     assert el("p", Html(text(words))) == el("p", words)
 
 
-def test_the_newest_of_several_receipts_answers(tmp_path: Path) -> None:
+def test_one_that_rejects_answers_else_the_newest(tmp_path: Path) -> None:
     project = judged_project(tmp_path / "project")
     composed = run("compose", "--json", cwd=project.folder).json
-    answer(project, composed, "fast", 1.0, 0.01, started="2026-12-24T00:00:00Z")
-    found = report(project, tmp_path / "out").json
-    fast = next(each for each in found["gates"] if each["gate"] == "fast")
-    assert fast["verdict"] == "rejected"
-    assert [each["verdict"] for each in fast["receipts"]] == ["rejected", "qualified"]
+
+    def verdicts(gate: str) -> list[str]:
+        found = report(project, tmp_path / "out").json["gates"]
+        told = next(each for each in found if each["gate"] == gate)
+        assert told["verdict"] == told["receipts"][0]["verdict"]
+        return [each["verdict"] for each in told["receipts"]]
+
+    late = "2026-12-24T00:00:00Z"
+    answer(project, composed, "wide", 0.8, 0.01, started=late)
+    assert verdicts("wide") == ["qualified", "insufficient-evidence"]
+    # Run again until it qualifies, a rejected gate stays rejected.
+    answer(project, composed, "slow", 0.8, 0.01, started=late)
+    assert verdicts("slow") == ["rejected", "qualified"]
     page = (tmp_path / "out/index.html").read_text("utf-8")
     assert "Receipts that count do not agree" in page
 
