@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -154,9 +155,8 @@ def _port(process: "subprocess.Popen[bytes]", log: Path) -> int:
     """Wait for the driver to say on which port it listens."""
     for _ in range(600):
         text = log.read_text("utf-8", "replace")
-        if "on port " in text and text.rstrip().endswith("."):
-            last = text.rstrip().rpartition("on port ")[2]
-            return int(last.rstrip("."))
+        if match := re.search(r"started successfully on port (\d+)\.", text):
+            return int(match[1])
         assert process.poll() is None, text
         time.sleep(0.1)
     raise AssertionError(f"the driver did not start: {log.read_text()}")
