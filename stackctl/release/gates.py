@@ -148,7 +148,15 @@ def _gate_state(
     assert chosen.receipt is not None  # it would have something against it
     why = f"qualified, {chosen.signature}: {chosen.path}"
     if against:
-        why += f"; {len(against)} fresh receipts reject it: {', '.join(against)}"
+        # A gate that is run until it qualifies would else say yes to anything.
+        noun = (
+            "a fresh receipt rejects" if len(against) == 1 else "fresh receipts reject"
+        )
+        why = (
+            f"{noun} it: {', '.join(against)}, beside {chosen.path}; if a run was "
+            "faulty, take its receipt out in a commit that says why"
+        )
+        return GateState(gate, sets, False, why)
     return GateState(
         gate,
         sets,

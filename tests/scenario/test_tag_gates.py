@@ -27,7 +27,8 @@ from support import git, run
 SCRIPT = """
 import helper
 texts = {n: (Path(a["tree"]) / "pkg/core.py").read_text() for n, a in arms.items()}
-say(cases(helper.wanted in texts["on"]))
+bad_day = Path(__file__).with_name("bad-day").exists()
+say(cases(helper.wanted in texts["on"] and not bad_day))
 """
 
 
@@ -119,6 +120,18 @@ def test_what_is_no_fresh_qualified_receipt_does_not_count(
     found = wrong(cut(project, into, code=1))
     assert "stackctl gate run texts" in found["gate:texts"]
     assert refs(into) == {}
+
+
+def test_a_gate_is_not_run_until_it_qualifies(project: Path, into: Path) -> None:
+    first = receipt(project)
+    (project / "ci/gates/bad-day").touch()
+    assert run("gate", "run", "texts", "--fresh", "-C", project).code == 1
+    found = wrong(cut(project, into, code=1))
+    assert "a fresh receipt rejects it" in found["gate:texts"]
+    assert refs(into) == {}
+    (rejected,) = set((project / "receipts/texts").glob("*.json")) - {first}
+    rejected.unlink()
+    assert "gate:texts" not in wrong(cut(project, into, "--dry-run"))
 
 
 def test_a_run_over_other_trees_answers_another_question(
