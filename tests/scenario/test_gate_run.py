@@ -206,6 +206,8 @@ def test_an_interrupted_run_is_taken_up_where_it_stood(project, tmp_path, number
         env=program_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Ctrl-C is ignored in what a shell starts in the background, and stays so.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     limit = time.monotonic() + 120
     while not (folder / "ready").exists():

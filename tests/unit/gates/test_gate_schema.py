@@ -6,10 +6,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from stackctl.gates.model import load_gate
+from stackctl.gates.model import load_gate, load_gates
+from stackctl.gates.qualify import asked_gates
 from stackctl.gates.run import Engine
 from stackctl.gates.schema import gate_schema, reference
 from stackctl.model.fields import json_text
+from stackctl.model.series import load_series
 
 PROJECT = Path(__file__).parents[3]
 GATES = sorted((PROJECT / "ci/gates").glob("*.toml"))
@@ -40,3 +42,10 @@ def test_a_gate_of_this_project(path):
     assert {item["path"] for item in engine.files(gate)} >= {f"ci/gates/{path.name}"}
     assert engine.schedule(gate, list(gate.arms), 0).slots
     jsonschema.validate(tomllib.loads(path.read_text()), gate_schema())
+
+
+def test_every_gate_that_the_series_names_is_defined():
+    series = load_series(PROJECT / "series.toml")
+    asked = asked_gates(series, load_gates(PROJECT))
+    every = {patch_set.name for patch_set in series.sets}
+    assert {name for item in asked for name in item.required} == every

@@ -160,7 +160,10 @@ process.run(process.Work(
 def test_no_process_survives_who_started_it(tmp_path, number):
     (tmp_path / "script").write_text(FORKS + "time.sleep(600)")
     parent = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], stderr=subprocess.DEVNULL
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C is ignored in what a shell starts in the background, and stays so.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     limit = time.monotonic() + 30
     while not (tmp_path / "ready").exists():
