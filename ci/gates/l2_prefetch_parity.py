@@ -152,6 +152,7 @@ def scale_weights_by_fan_in() -> None:
 
 def prefetch_state() -> tuple[Any, Any] | None:
     """The model's prefetch chain and its prefetcher, if it has one that is on."""
+    gc.unfreeze()  # vLLM froze what it made when it started
     for thing in gc.get_objects():
         if type(thing).__name__ != "PrefetchChain" or thing.off:
             continue
