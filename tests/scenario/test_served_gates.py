@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A team measures a server's speed and its answers, on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from faulty_server import __file__ as FAULTY
+from gating import gate_project, processes_of
+from support import Project, run
+
+# A server that is slow where the patch is in its tree.
+LAUNCH = f"""\
+import json, os, sys
+tree, port, script = sys.argv[1:]
+script = json.loads(script)
+slow = "line ten" in open(tree + "/pkg/core.py").read()
+script["gap_s"] = 0.05 if slow else 0.002
+os.execv(sys.executable, [
+    sys.executable, {FAULTY!r}, "--port", port, "--script", json.dumps(script)
+])
+"""
+
+SERVING = """\
+schema = 1
+kind = "serving"
+title = "speed"
+[arms]
+base = {{ tree = "base" }}
+on = {{ tree = "upto:alpha" }}
+[rule]
+statistic = "paired-log-ratio"
+blocks = true
+pairs = 6
+looks = 1
+control_width = 2.0
+host_load_limit = 100.0
+load_imbalance_limit = 100.0
+[[claim]]
+name = "tokens"
+cell = "c2/ctx32:tokens_per_s"
+arm = "on"
+against = "base"
+better = "higher"
+margin = -0.3
+[serving]
+server = ["{{python}}", "{{project}}/launch.py", "{{tree}}", "{{port}}", '{script}']
+sample_milliseconds = 50
+lag_milliseconds = 60_000
+fill_percent = 20
+warmup = 0
+drain_seconds = {drain}
+[[serving.cell]]
+concurrency = 2
+context = 32
+output = 12
+requests = 4
+"""
+
+ACCURACY = """\
+schema = 1
+kind = "accuracy"
+title = "answers"
+[arms]
+base = {{ tree = "base" }}
+on = {{ tree = "upto:alpha" }}
+[rule]
+statistic = "paired-difference"
+blocks = true
+pairs = 1
+looks = 1
+[[claim]]
+name = "right"
+arm = "on"
+against = "base"
+better = "higher"
+margin = -0.05
+[accuracy]
+server = ["{{python}}", "{{project}}/launch.py", "{{tree}}", "{{port}}", '{script}']
+[[accuracy.set]]
+kind = "ledger"
+items = 4
+tokens = 500
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = gate_project(tmp_path / "project")
+    (made.folder / "launch.py").write_text(LAUNCH)
+    return made
+
+
+def add(project: Project, name: str, text: str, drain: int = 60, **script) -> None:
+    quoted = json.dumps(script).replace("{", "{{").replace("}", "}}")
+    folder = project.folder / "ci/gates"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.toml"
+    path.write_text(text.format(script=quoted, drain=drain))
+
+
+def gate(project: Project, *args: str, **options):
+    return run("gate", "run", *args, "--json", cwd=project.folder, **options)
+
+
+def test_a_planted_slowdown_is_refused_and_the_control_passes(project) -> None:
+    add(project, "speed", SERVING)
+    done = gate(project, "speed")
+    assert (done.code, done.json["verdict"]) == (1, "rejected"), done.json
+    assert done.json["units"] == 18
+    (claim,) = done.json["claims"]
+    assert claim["pairs"] == 6
+    # 2 ms a token against 50: whatever else the machine does, more than twice.
+    assert claim["high"] < -0.69
+    # The reference against itself: the control of the same run.
+    assert claim["control"]["low"] <= 0 <= claim["control"]["high"]
+    receipt = project.folder / done.json["receipt"]
+    text = receipt.read_text()
+    assert str(project.folder) not in text and "127.0.0.1" not in text
+    assert '"tokens_per_s"' in text and '"ttft_ns"' in text
+    checked = run("receipt", "verify", str(receipt), "--json", cwd=project.folder)
+    assert checked.code == 0, checked.json
+
+
+def test_a_busy_server_is_refused(project) -> None:
+    add(project, "speed", SERVING, drain=1, foreign_running=1)
+    done = gate(project, "speed")
+    assert (done.code, done.json["verdict"]) == (9, "invalid")
+    assert "busy server" in json.dumps(done.json["reasons"])
+    assert done.json["units"] == 1
+    assert processes_of(project.folder) == []
+
+
+def test_few_equal_answers_decide_nothing(project) -> None:
+    add(project, "answers", ACCURACY, tokens=["ANSWER: 1"])
+    done = gate(project, "answers")
+    assert (done.code, done.json["verdict"]) == (7, "insufficient-evidence"), done.json
+    assert done.json["units"] == 3
+    text = (project.folder / done.json["receipt"]).read_text()
+    assert '"ledger-003"' in text
+    assert "73 are the fewest" in json.dumps(done.json["reasons"])
