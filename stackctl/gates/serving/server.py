@@ -25,6 +25,9 @@ SHORT: Final = Path("/tmp")  # noqa: S108 - the folder made there is private
 """Where a server's temporary folder is made: the path of a socket in it may have 107
 bytes, which the folder of a unit alone can be longer than."""
 
+RUNNING_S: Final = 10.0
+"""Seconds that a server which is said to run gets to answer."""
+
 TAIL: Final = 4000
 """Bytes of a server's output that are shown when it does not start."""
 
@@ -131,7 +134,8 @@ async def ready(
     Args:
         client: Connections to it.
         url: Address that answers 200 once it is ready.
-        limit_s: Seconds to wait.
+        limit_s: Seconds to wait for a server that we started; one that is said to
+            run gets a few seconds.
         server: The server where we started it: it may end before it is ready.
 
     Raises:
@@ -140,6 +144,8 @@ async def ready(
     import httpx
 
     loop = asyncio.get_running_loop()
+    if server is None:
+        limit_s = min(limit_s, RUNNING_S)
     end = loop.time() + limit_s
     last = "no connection"
     while True:
@@ -160,6 +166,8 @@ async def ready(
             raise InputError(
                 f"the server was not ready within {limit_s:g} s ({last})",
                 kind="server-not-ready",
-                hint="raise `ready_seconds`, or look at the server's output",
+                hint="raise `ready_seconds`, or look at the server's output"
+                if server is not None
+                else "check --base-url, and that the server runs",
             )
         await asyncio.sleep(0.2)

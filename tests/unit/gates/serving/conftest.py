@@ -43,14 +43,14 @@ def run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     ) -> dict[str, Any]:
         settings: dict[str, Any] = {
             "cells": cells or (cell(),),
-            "server": server_command(**{"gap_s": 0.005, **(script or {})}),
+            "server": server_command(**{"gap_s": 0.01, **(script or {})}),
             "sample_milliseconds": 50,
             # Other work on the machine must not decide a test.
             "lag_milliseconds": 60_000,
             "drain_seconds": 1,
             "ready_seconds": 60,
             "warmup": 0,
-            "fill_percent": 50,
+            "fill_percent": 20,
         }
         return measure(
             ServingPlan(**{**settings, **plan}),

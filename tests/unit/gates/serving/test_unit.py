@@ -93,7 +93,7 @@ def test_speculation_sends_several_tokens_in_a_chunk(run) -> None:
     ],
 )
 def test_each_fault_makes_the_cell_unusable(run, script, code) -> None:
-    fill = 90 if code == "underfilled" else 50
+    fill = 90 if code == "underfilled" else 20
     answer = run(script, stall_seconds=1, count="chunks", fill_percent=fill)
     assert code in codes(answer)
     assert answer["notes"]
@@ -127,6 +127,17 @@ def test_a_server_that_cannot_start(run) -> None:
 def test_a_server_that_is_not_ready_in_time(run) -> None:
     answer = run({"ready_after": 10_000}, ready_seconds=1)
     assert "not ready within 1 s" in answer["stop"]["reason"]
+
+
+def test_nobody_is_at_the_address(run, monkeypatch) -> None:
+    monkeypatch.setattr("stackctl.gates.serving.server.RUNNING_S", 0.5)
+    with faulty_server() as server:
+        port = server.port
+    answer = run(base_url=f"http://127.0.0.1:{port}/v1", ready_seconds=900)
+    assert answer["stop"] == {
+        "verdict": "invalid",
+        "reason": "the server was not ready within 0.5 s (ConnectError)",
+    }
 
 
 def test_a_server_that_is_ready_late(run) -> None:
