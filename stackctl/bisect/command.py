@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -163,6 +163,7 @@ class CommandEvaluator:
         self, folder: Path, probe: Probe, control: Control, output: Path, worker: int
     ) -> Answer:
         """Run the command in the tree."""
+        others = _processes()
         started = time.perf_counter_ns()
         with output.open("wb") as sink:
             process = subprocess.Popen(
@@ -193,6 +194,7 @@ class CommandEvaluator:
             if timer is not None:
                 timer.cancel()
             control.release()
+            end_strays(folder, others)
             status = process.wait()
         ns = time.perf_counter_ns() - started
         if control.cancelled:
@@ -206,6 +208,47 @@ class CommandEvaluator:
             return Answer("skip", status, ns, output=str(output))
         verdict = "good" if status == 0 else "bad"
         return Answer(verdict, status, ns, output=str(output))  # type: ignore[arg-type]
+
+
+def end_strays(folder: Path, others: Collection[str] = ()) -> None:
+    """Kill the processes of a run that have left its process group, and wait for them.
+
+    A daemon that goes on writing would blame the next tree for it. Its environment
+    still tells where it comes from; where the system does not show that, nothing is
+    done.
+
+    Args:
+        folder: The working folder of the run, which no other run has.
+        others: Numbers of processes that were there before, which are not looked at.
+    """
+    mark = b"STACKCTL_FOLDER=" + os.fsencode(folder)
+    limit = time.monotonic() + GRACE
+    while strays := _marked(mark, others):
+        for number in strays:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+        if time.monotonic() > limit:
+            return
+        time.sleep(0.001)
+
+
+def _processes() -> frozenset[str]:
+    """Return the numbers of all processes; none where the system has no /proc."""
+    try:
+        return frozenset(name for name in os.listdir("/proc") if name.isdigit())
+    except OSError:
+        return frozenset()
+
+
+def _marked(mark: bytes, others: Collection[str]) -> list[int]:
+    """Return the processes that have a variable; ended ones show none."""
+    found = []
+    for name in _processes().difference(others):
+        # Of another user, or ended meanwhile.
+        with suppress(OSError):
+            if mark in Path("/proc", name, "environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+    return found
 
 
 def _aborted(command: str, status: int, probe: Probe, output: Path) -> AbortedError:

@@ -23,6 +23,7 @@ from stackctl.model.ids import CompositionId, TreeId
 
 SCHEMA = 1
 _MAX_LOG = 256 << 20
+_BEGIN = b'{"question":{'
 
 
 class Journal:
@@ -70,6 +71,7 @@ class Journal:
         # What a killed process began to write has no line end.
         whole = data[: data.rfind(b"\n") + 1]
         head = canonical_json({"schema": SCHEMA, "question": dict(question)}) + b"\n"
+        self._check_ours(data)
         if whole and fresh != "always":
             self._read(whole, head)
         if not whole or fresh == "always" or (fresh == "finished" and self.finished):
@@ -82,6 +84,17 @@ class Journal:
                 self._append(head)
         except OSError as error:
             raise disk_error(error, self.path) from error
+
+    def _check_ours(self, data: bytes) -> None:
+        """Refuse a file that is not a log, however begun: it would be overwritten."""
+        begun = data[: len(_BEGIN)]
+        if begun != _BEGIN[: len(begun)]:
+            raise InputError(
+                f"{self.path}: this file is no search log, and is left as it is",
+                kind="bad-log",
+                hint="give --log a new file, or the log of an earlier search",
+                where={"file": str(self.path), "line": 1},
+            )
 
     def _read(self, data: bytes, head: bytes) -> None:
         name = str(self.path)

@@ -241,9 +241,7 @@ def _report(
     if first is not None and finding.kind == "unresolved":
         suspects = rules.tops(first.subset)
     elif first is not None:
-        named = rules.ordered({*first.culprits, *first.open}) or rules.tops(
-            first.subset
-        )
+        named = first.culprits or rules.tops(first.subset)
     good, bad = finding.good, finding.bad
     if first is None:
         good, bad = frozenset[str](), strategy.whole

@@ -390,7 +390,21 @@ class SubsetSearch:
                 notes=tuple(notes),
             )
         good = rules.without(first.subset, [named[0]])
-        if len(named) == 1 and not first.open:
+        if first.open:
+            # Sets that could not be left out may be innocent: none is accused.
+            return SubsetFinding(
+                "unresolved",
+                ExitCode.INSUFFICIENT,
+                "not-told-apart",
+                f"{join_names(named)} is bad, alone or together with "
+                f"{join_names(first.open)}: that could not be tried",
+                faults,
+                (),
+                good,
+                first.subset,
+                tuple(notes),
+            )
+        if len(named) == 1:
             return SubsetFinding(
                 "set",
                 ExitCode.OK,
@@ -402,13 +416,12 @@ class SubsetSearch:
                 first.subset,
                 tuple(notes),
             )
-        together = rules.ordered({*named, *first.open})
         return SubsetFinding(
             "interaction",
             ExitCode.OK,
             "found",
-            f"the interaction of {join_names(together)}: each is good without the other"
-            + ("s" if len(together) > 2 else ""),
+            f"the interaction of {join_names(named)}: each is good without the other"
+            + ("s" if len(named) > 2 else ""),
             faults,
             (),
             good,

@@ -135,6 +135,20 @@ def test_what_the_command_leaves_does_not_reach_the_next_tree(tmp_path: Path) ->
     assert done.json["culprit"]["subject"] == "patch 15"
 
 
+def test_a_daemon_of_one_run_does_not_accuse_a_later_patch(tmp_path: Path) -> None:
+    project = many(tmp_path / "p")
+    daemon = (
+        "i=0; while test $i -lt 2000; do mkdir -p marks; touch marks/7; "
+        "sleep 0.01; i=$((i + 1)); done"
+    )
+    command = (
+        'bad=0; test ! -e marks/7 || bad=1; if test "$STACKCTL_PLACE" = s7:2; then '
+        f"setsid sh -c '{daemon}' & sleep 0.2; fi; exit $bad"
+    )
+    done = run("bisect", "--run", command, "--json", cwd=project.folder)
+    assert done.json["culprit"]["subject"] == "patch 7"
+
+
 def test_one_culprit_within_ends_that_the_user_names(tmp_path: Path) -> None:
     project = many(tmp_path / "p")
     commits = run("compose", "--json", cwd=project.folder).json["steps"]
@@ -332,8 +346,27 @@ def test_a_log_is_replayed_without_running_anything(tmp_path: Path) -> None:
     bad = run(*words, cwd=project.folder)
     assert (bad.code, bad.json["error"]["where"]["line"]) == (3, 1)
     assert (tmp_path / "log").read_bytes() == b"not a log\n"
+    (tmp_path / "log").write_bytes(log.splitlines(keepends=True)[0] + b"spoilt\n")
+    bad = run(*words, cwd=project.folder)
+    assert (bad.code, bad.json["error"]["kind"]) == (3, "bad-json")
     anew = run(*words, "--restart", cwd=project.folder)
     assert anew.json["culprit"] == first.json["culprit"]
+
+
+@pytest.mark.parametrize("restart", [[], ["--restart"]])
+@pytest.mark.parametrize("text", ["a diary", "a diary\nof two lines\n"])
+def test_a_file_that_is_no_log_is_never_overwritten(
+    tmp_path: Path, text: str, restart: list[str]
+) -> None:
+    project = many(tmp_path / "p", 4, 2)
+    path = tmp_path / "diary"
+    path.write_text(text)
+    done = run(
+        "bisect", "--run", "true", "--log", path, *restart, cwd=project.folder
+    )  # fmt: skip
+    assert done.code == 3
+    assert "no search log" in done.err
+    assert path.read_text() == text
 
 
 def test_a_changed_script_is_another_question(tmp_path: Path) -> None:

@@ -134,6 +134,21 @@ def test_skipped_subsets_leave_it_open() -> None:
     assert set(finding.faults[0].open) == {"a", "b"}
 
 
+def test_a_set_that_could_not_be_left_out_is_not_accused() -> None:
+    """`b` alone is the fault; without `d` nothing with `b` can be tried."""
+
+    def truth(key: Subset) -> str:
+        if "b" not in key:
+            return "good"
+        return "bad" if "d" in key else "skip"
+
+    finding, _ = play("a b c d", {}, truth)
+    assert (finding.kind, finding.code) == ("unresolved", ExitCode.INSUFFICIENT)
+    assert finding.reason == "not-told-apart"
+    assert (finding.faults[0].culprits, finding.faults[0].open) == (("b",), ("d",))
+    assert "b" in finding.message and "d" in finding.message
+
+
 @given(
     data=st.data(), count=st.integers(1, 12), workers=st.integers(1, 4),
     seed=st.integers(0, 999),
