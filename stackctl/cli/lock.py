@@ -33,7 +33,12 @@ def register(app: typer.Typer) -> None:
     ) -> Outcome:
         """Compose here and with plain git; where both agree, write series.lock."""
         from stackctl.compose.compose import Options, compose_series
-        from stackctl.compose.lock import compare_with_lock, make_lock, save_lock
+        from stackctl.compose.lock import (
+            compare_with_lock,
+            make_lock,
+            save_lock,
+            with_options,
+        )
 
         started = time.perf_counter_ns()
         code = ExitCode.OK
@@ -60,6 +65,8 @@ def register(app: typer.Typer) -> None:
             )
             # After composing: what is missing or conflicts is said first.
             notes = new_pin_notes(session, session.series.sets, checked)
+            if checked["unchecked_pins"]:
+                made = with_options(made, unchecked_pins=checked["unchecked_pins"])
             changed = save_lock(session.project, made)
             extra = {"written": changed, "routes": "agree"}
             note = f"series.lock     {'written' if changed else 'unchanged'}"

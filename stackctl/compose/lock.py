@@ -2,6 +2,7 @@
 """Making `series.lock`, and holding a composition against it."""
 
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 from stackctl import __version__
@@ -76,11 +77,21 @@ def make_lock(
     return composition, Lock(content=composition.content(), made_by=made_by)
 
 
+def with_options(lock: Lock, **options: object) -> Lock:
+    """Return a lock that notes how it was made, which its id does not depend on.
+
+    Args:
+        lock: The lock.
+        options: What to note under `made_by.options`.
+    """
+    return replace(lock, made_by=replace(lock.made_by, options=options))
+
+
 def save_lock(project: Path, lock: Lock) -> bool:
     """Write the project's lock.
 
-    A lock with the same content is left as it is, whatever tools made it: the file must
-    not change from machine to machine.
+    A lock with the same content and options is left as it is, whatever tools made it:
+    the file must not change from machine to machine.
 
     Args:
         project: The project folder.
@@ -95,6 +106,11 @@ def save_lock(project: Path, lock: Lock) -> bool:
             old = read_lock(path)
         except InputError:
             old = None
-        if old is not None and old.canonical and old.content == lock.content:
+        if (
+            old is not None
+            and old.canonical
+            and old.content == lock.content
+            and old.made_by.options == lock.made_by.options
+        ):
             return False
     return write_lock(path, lock)

@@ -197,12 +197,18 @@ class Pins:
     def _locked_heads(self, base: GitBase) -> frozenset[str]:
         path = self.series.root / LOCK_FILE
         try:
-            content = read_lock(path).content
+            lock = read_lock(path)
         except InputError:  # no lock yet, or one that `lock` writes anew
             return frozenset()
-        if content.base.commit != base.commit:
+        if lock.content.base.commit != base.commit:
             return frozenset()
-        return frozenset(step.head for step in content.steps if step.head)
+        # What was locked without a look upstream is still to be looked at.
+        unchecked = lock.made_by.options.get("unchecked_pins", ())
+        return frozenset(
+            step.head
+            for step in lock.content.steps
+            if step.head and step.set not in unchecked
+        )
 
     def check(self) -> list[PinState]:
         """Ask every remote where the pinned refs are now.

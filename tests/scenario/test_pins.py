@@ -121,6 +121,15 @@ def test_swallowed_upstream_commits_are_refused(
     # Off the network it says that it did not look.
     made = program("compose", swallowing, "--offline")
     assert made["unchecked_pins"] == ["pull-1"]
+    # A lock that was written so does not make it good.
+    assert program("lock", swallowing, "--offline")["unchecked_pins"] == ["pull-1"]
+    for command in ("compose", "lock"):
+        error = program(command, swallowing, code=4)["error"]
+        assert error["kind"] == "swallowed-upstream"
+    program("lock", swallowing, "--offline")
+    upstream.repo.git("update-ref", "refs/heads/main", upstream.base)
+    assert program("lock", swallowing)["unchecked_pins"] == []
+    assert b"unchecked_pins" not in (swallowing / "series.lock").read_bytes()
     # A pull request that upstream has merged since swallows nothing.
     merged = Upstream.make(tmp_path / "other")
     head = merged.pull(1, {"a.py": lines(_10="ten")})
