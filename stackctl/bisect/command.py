@@ -27,6 +27,8 @@ GRACE = 2.0
 """How long a process group may take to end before it is killed: seconds."""
 
 _MAX_SCRIPT = 64 << 20
+_OPERATORS = frozenset(";|&<>")
+"""After these words of a shell may be files that are written."""
 
 _REPOSITORY = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_DIR", "GIT_INDEX_FILE",
@@ -295,19 +297,23 @@ def environment(folder: Path, probe: Probe, worker: int) -> dict[str, str]:
 def _identity(command: str, timeout: float | None) -> dict[str, object]:
     """Return what decides the answers: the command, and the script that it runs.
 
-    Only its first two words are looked at (`./check.sh`, `python check.py`): further
-    ones may be files that the command writes, and an interrupted search must find its
-    log again.
+    That is the first file that is no compiled program: `/abs/check.sh`, `python
+    /abs/check.py`, `timeout 9 /usr/bin/python3 /abs/check.py`. Further ones may be
+    files that the command writes, and an interrupted search must find its log again.
     """
     try:
         words = shlex.split(command)
     except ValueError:
         words = []
     files = {}
-    for word in words[:2]:
+    for word in words:
+        if _OPERATORS & set(word):
+            break
         path = Path(word)
         if path.is_absolute() and path.is_file():
             with suppress(InputError):
                 data = read_regular(path, _MAX_SCRIPT)
                 files[word] = sha256(data).hexdigest()
+                if not data.startswith(b"\x7fELF"):
+                    break
     return {"run": command, "timeout": timeout, "files": files}

@@ -369,12 +369,14 @@ def test_a_file_that_is_no_log_is_never_overwritten(
     assert path.read_text() == text
 
 
-def test_a_changed_script_is_another_question(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", "/bin/sh -e ", "timeout 60 /bin/sh "])
+def test_a_changed_script_is_another_question(tmp_path: Path, before: str) -> None:
     project = many(tmp_path / "p", 6, 3)
     script = tmp_path / "check.sh"
     script.write_text("#!/bin/sh\ntest ! -e marks/2\n")
     script.chmod(0o755)
-    words = ("bisect", "--run", str(script), "--log", tmp_path / "log", "--json")
+    command = f"{before}{script}"
+    words = ("bisect", "--run", command, "--log", tmp_path / "log", "--json")
     assert run(*words, cwd=project.folder).json["culprit"]["subject"] == "patch 2"
     script.write_text("#!/bin/sh\ntest ! -e marks/3\n")
     assert run(*words, cwd=project.folder).json["error"]["kind"] == "other-question"
