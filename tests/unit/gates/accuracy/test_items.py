@@ -78,7 +78,7 @@ def test_items_differ_and_have_their_own_names() -> None:
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [
-        ("packet", "2c8d3c3c6ef198a0b0657e60370ac82b67bc4aec77f2bd0d0617a21ec1f6c6c5"),
+        ("packet", "4839edb93b900b19afc325290ae36437b79f7a64b2c244b6fa89abd99dbc956f"),
         ("ledger", "f96c86c1e8f44d20fd72b81a26179fd3440d32321958bd9de42520168cfe80b4"),
     ],
 )
