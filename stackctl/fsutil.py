@@ -3,6 +3,7 @@
 
 import errno
 import fcntl
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -74,6 +75,12 @@ def read_regular(path: Path, limit: int) -> bytes:
             where=where,
         )
     return b"".join(parts)
+
+
+def sha256_of_file(path: Path | bytes) -> str:
+    """Return the SHA-256 of a file's bytes, in hex; links are followed."""
+    with open(path, "rb") as file:  # noqa: PTH123
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:

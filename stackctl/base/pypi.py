@@ -8,9 +8,10 @@ from pathlib import Path
 
 from stackctl.base.index import Listed, Source, files_of, sources
 from stackctl.base.pipconf import PipConfig, load, redact
-from stackctl.base.web import Web, digest_of, offline_error, verified
+from stackctl.base.web import Web, offline_error, verified
 from stackctl.cache import Cache
 from stackctl.errors import InputError, PinError, RemoteError
+from stackctl.fsutil import sha256_of_file
 from stackctl.model.ids import Sha256
 from stackctl.progress import SILENT, Progress
 
@@ -111,7 +112,7 @@ class _Search:
             digest = item.sha256
             if digest is None and item.path is not None:
                 try:
-                    digest = Sha256(digest_of(item.path))
+                    digest = Sha256(sha256_of_file(item.path))
                 except OSError:
                     continue
             if digest is None:
@@ -231,7 +232,7 @@ def _obtain(
         if item.sha256 is not None:
             # A page's word for a file of this machine is not enough.
             try:
-                digest = digest_of(item.path)
+                digest = sha256_of_file(item.path)
             except OSError as error:
                 raise RemoteError(
                     f"{item.path}: cannot be read: {error.strerror}", kind="unreachable"

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +20,7 @@ from stackctl.base.limits import LIMITS, MIB
 from stackctl.base.pipconf import PipConfig, redact
 from stackctl.cache import Cache, disk_error
 from stackctl.errors import InputError, RemoteError, StackctlError
+from stackctl.fsutil import sha256_of_file
 from stackctl.model.ids import Sha256
 from stackctl.progress import SILENT, Progress
 
@@ -59,18 +59,9 @@ def _credentials(url: str) -> tuple[str, str] | None:
     return unquote(parts.username), unquote(parts.password or "")
 
 
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    digest = sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(MIB):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def verified(path: Path, expected: Sha256) -> bool:
     """Return whether a file is there and has a digest."""
-    return path.exists() and digest_of(path) == expected
+    return path.exists() and sha256_of_file(path) == expected
 
 
 @dataclass(slots=True)
@@ -349,7 +340,7 @@ class Web:
             if not complete:
                 self.pause(attempt)
                 continue
-            found = digest_of(part)
+            found = sha256_of_file(part)
             if found == expected:
                 return
             part.unlink()

@@ -13,7 +13,6 @@ Verdict = Literal["good", "bad", "skip"]
 Kind = Literal["patch", "set", "interaction", "noise", "unresolved"]
 
 K = TypeVar("K", bound=Hashable)
-KContra = TypeVar("KContra", bound=Hashable, contravariant=True)
 
 
 class AbortedError(StackctlError):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stackctl.errors import InputError, PinError, UsageError
+from stackctl.fsutil import sha256_of_file
 from stackctl.git.objects import (
     BLOB,
     MODE_EXEC,
@@ -325,8 +326,7 @@ def site_digest(site: Path, tracked: Iterable[bytes]) -> str:
     for path in _walk(top, package):
         if path in known or b"/__pycache__/" in path:
             continue
-        with open(top + b"/" + path, "rb") as file:  # noqa: PTH123
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256_of_file(top + b"/" + path)
         total.update(b"%s %s\0" % (digest.encode(), path))
     return total.hexdigest()
 

@@ -20,11 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from stackctl import __version__
 from stackctl.errors import InputError, PinError, UsageError
-from stackctl.fsutil import read_regular, write_atomic
+from stackctl.fsutil import read_regular, sha256_of_file, write_atomic
 from stackctl.gates import arms as arms_
 from stackctl.gates import snapshot
 from stackctl.gates.arms import ArmFolder, Found, Trees, folder_tree, lay_over
@@ -85,6 +85,27 @@ class Outcome:
     problems: tuple[str, ...] = ()
     resumed: int = 0
     ns: int = 0
+
+    @classmethod
+    def decided(
+        cls,
+        gate: Gate,
+        decision: Decision,
+        receipt: Path | None,
+        evidence: Evidence,
+        folder: Path | None = None,
+    ) -> Self:
+        """Return the outcome of a run that was decided."""
+        return cls(
+            gate.name,
+            decision.verdict,
+            decision.reasons,
+            decision.limitations,
+            receipt,
+            decision,
+            evidence,
+            folder,
+        )
 
     def document(self, project: Path | None = None) -> dict[str, Any]:
         """Return the JSON document of `gate run`.
@@ -281,14 +302,14 @@ class Engine:
                 for path in sorted(folder.glob("*.py")):
                     roles.setdefault(path, "code")
         found = {
-            _inside(path, self.project): (role, _sha256(path))
+            _inside(path, self.project): (role, sha256_of_file(path))
             for path, role in roles.items()
         }
         if gate.kind not in SCRIPTED:
             own = Path(__file__).parent / gate.kind
             for path in sorted(own.rglob("*.py")):
                 name = f"stackctl/gates/{path.relative_to(own.parent)}"
-                found[name] = ("code", _sha256(path))
+                found[name] = ("code", sha256_of_file(path))
         return [
             {"role": role, "path": name, "sha256": digest}
             for name, (role, digest) in sorted(found.items())
@@ -670,16 +691,7 @@ class Engine:
             folder / "finished.json",
             {"verdict": decision.verdict, "receipt": receipt and str(receipt.name)},
         )
-        return Outcome(
-            gate.name,
-            decision.verdict,
-            decision.reasons,
-            decision.limitations,
-            receipt,
-            decision,
-            evidence,
-            folder,
-        )
+        return Outcome.decided(gate, decision, receipt, evidence, folder)
 
     def shown(self, plan: _Plan) -> dict[str, Any]:
         """Return command and environment of a unit, without any path."""
@@ -772,40 +784,7 @@ def decide_evidence(file: Path, project: Path) -> Outcome:
         )
     decision = decide(gate.rule, gate.claims, evidence)
     receipt = write_receipt(gate, evidence, decision, run, project)
-    return Outcome(
-        gate.name,
-        decision.verdict,
-        decision.reasons,
-        decision.limitations,
-        receipt,
-        decision,
-        evidence,
-    )
-
-
-def run_gate(
-    gate: Gate,
-    arms: Mapping[str, "ArmSpec"] | None = None,
-    *,
-    project: Path,
-    trees: Trees,
-    here: Here | None = None,
-    progress: Progress = SILENT,
-    **options: Any,
-) -> Outcome:
-    """Run one gate; see `Engine.run` for further options.
-
-    Args:
-        gate: The gate.
-        arms: Other arms in place of the gate's (`tree:ID` names a tree of the store).
-        project: Project folder.
-        trees: Where the trees come from.
-        here: What the user named and what this machine has.
-        progress: Told what is being done.
-        **options: Options of `Engine.run`.
-    """
-    with Engine(project, trees, here or Here(), progress=progress) as engine:
-        return engine.run(gate, arms, **options)
+    return Outcome.decided(gate, decision, receipt, evidence)
 
 
 def past_seconds(runs: Path, gate: Gate) -> float | None:
@@ -846,7 +825,7 @@ def model_identity(path: str | None) -> dict[str, Any] | None:
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         size = file.stat().st_size
         name = file.relative_to(folder).as_posix()
-        digest = _sha256(file) if size <= 1 << 20 else "-"
+        digest = sha256_of_file(file) if size <= 1 << 20 else "-"
         total.update(f"{name}\0{size}\0{digest}\0".encode("utf-8", "surrogateescape"))
     return {"name": folder.name, "revision": None, "sha256": total.hexdigest()}
 
@@ -885,11 +864,6 @@ def _inside(path: Path, project: Path) -> str:
     if path.is_relative_to(project):
         return path.relative_to(project).as_posix()
     return f"{FOLDER}/{path.name}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write_json(path: Path, document: object) -> None:

@@ -145,12 +145,20 @@ def parse_json(data: bytes, what: str) -> Any:
         raise BadAnswer(f"{what} is not JSON: {reason}") from None
 
 
-def given_answer(place: Place, stdout: bytes) -> dict[str, Any]:
+def given_answer(place: Place, code: int | None, stdout: bytes) -> dict[str, Any]:
     """Return the answer that a unit wrote to its file, else to its last line.
 
+    Args:
+        place: Where the unit ran.
+        code: Its exit code.
+        stdout: What it printed.
+
     Raises:
-        BadAnswer: There is none, there are two, or it is not of the protocol.
+        BadAnswer: It failed, or gave no answer, two, or one that is not of the
+            protocol.
     """
+    if code != 0:
+        raise BadAnswer(f"it ended with exit code {code}")
     path = place.answer_file
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

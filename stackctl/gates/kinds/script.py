@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Any, Final
 
-from stackctl.gates.kinds import BadAnswer, Place, given_answer
+from stackctl.gates.kinds import Place, given_answer
 
 
 class Script:
@@ -27,9 +27,7 @@ class Script:
         Raises:
             BadAnswer: It gave none that can be used, or failed in spite of it.
         """
-        if code != 0:
-            raise BadAnswer(f"it ended with exit code {code}")
-        return given_answer(place, stdout)
+        return given_answer(place, code, stdout)
 
 
 SCRIPT: Final = Script()

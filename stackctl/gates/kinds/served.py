@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any, Final
 
-from stackctl.gates.kinds import BadAnswer, Place, given_answer
+from stackctl.gates.kinds import Place, given_answer
 from stackctl.gates.kinds.image import PACKAGE_ROOT
 
 KEY_VARIABLE: Final = "STACKCTL_GATE_API_KEY"
@@ -40,9 +40,7 @@ class Served:
         Raises:
             BadAnswer: It gave none that can be used, or failed in spite of it.
         """
-        if code != 0:
-            raise BadAnswer(f"it ended with exit code {code}")
-        return given_answer(place, stdout)
+        return given_answer(place, code, stdout)
 
 
 SERVED: Final = Served()

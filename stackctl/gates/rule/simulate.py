@@ -28,8 +28,6 @@ LIMIT: Final = 0.05
 Array = Any
 """A numpy array; numpy is loaded when it is used."""
 
-Design = Literal["process", "blocks"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
