@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stackctl.cli.command import Session, command
+from stackctl.cli.image_options import (
+    AllowOption,
+    CaFileOption,
+    PlainHttpOption,
+    WheelOption,
+)
 from stackctl.cli.output import Outcome
 from stackctl.cli.selection import (
     OnlyOption,
@@ -222,24 +228,14 @@ def register(app: typer.Typer) -> None:
         upto: UptoOption = None,
         only: OnlyOption = None,
         without: WithoutOption = None,
-        wheel: Annotated[
-            Path | None,
-            typer.Option(metavar="FILE", help="Wheel that judges untracked files."),
-        ] = None,
-        allow: Annotated[
-            list[str] | None,
-            typer.Option(metavar="GLOB", help="Untracked files that may be there."),
-        ] = None,
+        wheel: WheelOption = None,
+        allow: AllowOption = None,
         platform: Annotated[
             str | None,
             typer.Option(metavar="OS/ARCH", help="Which of an index's images."),
         ] = None,
-        plain_http: Annotated[
-            bool, typer.Option("--plain-http", help="The registry has no TLS.")
-        ] = False,
-        ca_file: Annotated[
-            Path | None, typer.Option(help="Certificates to trust for the registry.")
-        ] = None,
+        plain_http: PlainHttpOption = False,
+        ca_file: CaFileOption = None,
     ) -> Outcome:
         """Write an image of the composition: a base image and one layer over it.
 

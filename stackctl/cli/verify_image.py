@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stackctl.cli.command import Session, command, exclusive
+from stackctl.cli.image_options import (
+    AllowOption,
+    CaFileOption,
+    PlainHttpOption,
+    WheelOption,
+)
 from stackctl.cli.output import Outcome, table
 from stackctl.errors import UsageError
 
@@ -153,14 +159,8 @@ def register(app: typer.Typer) -> None:
                 help="Where the tree, or a folder of it, must be in the image.",
             ),
         ] = None,
-        allow: Annotated[
-            list[str] | None,
-            typer.Option(metavar="GLOB", help="Untracked files that may be there."),
-        ] = None,
-        wheel: Annotated[
-            Path | None,
-            typer.Option(metavar="FILE", help="Wheel that judges untracked files."),
-        ] = None,
+        allow: AllowOption = None,
+        wheel: WheelOption = None,
         platform: Annotated[
             str | None,
             typer.Option(
@@ -179,12 +179,8 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(metavar="PATH", help="Show how a file differs."),
         ] = None,
-        plain_http: Annotated[
-            bool, typer.Option("--plain-http", help="The registry has no TLS.")
-        ] = False,
-        ca_file: Annotated[
-            Path | None, typer.Option(help="Certificates to trust for the registry.")
-        ] = None,
+        plain_http: PlainHttpOption = False,
+        ca_file: CaFileOption = None,
         auth_host: Annotated[
             str | None,
             typer.Option(
