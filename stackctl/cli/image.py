@@ -11,9 +11,11 @@ import typer
 from stackctl.cli.command import Session, command
 from stackctl.cli.image_options import (
     AllowOption,
+    AuthHostOption,
     CaFileOption,
     PlainHttpOption,
     WheelOption,
+    transport,
 )
 from stackctl.cli.output import Outcome
 from stackctl.cli.selection import (
@@ -236,6 +238,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         plain_http: PlainHttpOption = False,
         ca_file: CaFileOption = None,
+        auth_host: AuthHostOption = None,
     ) -> Outcome:
         """Write an image of the composition: a base image and one layer over it.
 
@@ -248,7 +251,6 @@ def register(app: typer.Typer) -> None:
         from stackctl.image.reference import parse_reference
         from stackctl.image.rules import Allow
         from stackctl.image.series import pinned_wheel
-        from stackctl.image.transport import Transport
         from stackctl.image.verify import PinnedWheel, Request, verify
         from stackctl.release.label import image_labels
         from stackctl.release.overlay import TRANSPORTS, find_package, make_overlay
@@ -288,9 +290,7 @@ def register(app: typer.Typer) -> None:
             unpackaged=image.unpackaged if image is not None else (),
             wheel=judge,
             platform=parse_platform(where) if where else None,
-            transport=Transport(
-                plain_http=plain_http, ca_file=str(ca_file) if ca_file else None
-            ),
+            transport=transport(plain_http, ca_file, auth_host),
             offline=session.offline,
         )
         if not roots:

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stackctl.cli.command import Session, command
+from stackctl.cli.image_options import (
+    AuthHostOption,
+    CaFileOption,
+    PlainHttpOption,
+    transport,
+)
 from stackctl.cli.output import Outcome, table
 from stackctl.errors import ExitCode, UsageError
 
@@ -121,6 +127,9 @@ def register(app: typer.Typer) -> None:
                 "series beside it (several times).",
             ),
         ] = None,
+        plain_http: PlainHttpOption = False,
+        ca_file: CaFileOption = None,
+        auth_host: AuthHostOption = None,
         dry_run: Annotated[
             bool, typer.Option("--dry-run", help="Check all of it and write nothing.")
         ] = False,
@@ -148,6 +157,7 @@ def register(app: typer.Typer) -> None:
             force_missing,
             session.offline,
             tuple(component or ()),
+            transport(plain_http, ca_file, auth_host),
         )
         cutter = Cutter(session.series, session.cache, into, session.progress)
         done = cutter.cut(wish, write=not dry_run)
@@ -196,6 +206,9 @@ def register(app: typer.Typer) -> None:
                 "carries.",
             ),
         ] = None,
+        plain_http: PlainHttpOption = False,
+        ca_file: CaFileOption = None,
+        auth_host: AuthHostOption = None,
     ) -> Outcome:
         """Compose a tag again from its proof and the pinned base, and compare it.
 
@@ -208,7 +221,14 @@ def register(app: typer.Typer) -> None:
             if file is not None and not file.exists():
                 raise UsageError(f"{file} does not exist")
         demands = Demands(
-            signed, complete, images, allowed_signers, base, policy, session.offline
+            signed,
+            complete,
+            images,
+            allowed_signers,
+            base,
+            policy,
+            session.offline,
+            transport(plain_http, ca_file, auth_host),
         )
         found = Verifier(repo, session.cache, session.progress).verify(name, demands)
         code = ExitCode.OK if found.good else ExitCode.NO

@@ -12,9 +12,11 @@ import typer
 from stackctl.cli.command import Session, command, exclusive
 from stackctl.cli.image_options import (
     AllowOption,
+    AuthHostOption,
     CaFileOption,
     PlainHttpOption,
     WheelOption,
+    transport,
 )
 from stackctl.cli.output import Outcome, table
 from stackctl.errors import UsageError
@@ -181,13 +183,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         plain_http: PlainHttpOption = False,
         ca_file: CaFileOption = None,
-        auth_host: Annotated[
-            str | None,
-            typer.Option(
-                help="Another host that may be sent the registry's "
-                "credentials for a token."
-            ),
-        ] = None,
+        auth_host: AuthHostOption = None,
         max_layer_size: Annotated[
             int | None, typer.Option(metavar="BYTES", help="Largest layer, unpacked.")
         ] = None,
@@ -213,7 +209,7 @@ def register(app: typer.Typer) -> None:
             strict,
             tuple(diff or ()),
             _limits(max_layer_size, max_image_size, max_ratio, max_entries),
-            _transport(plain_http, ca_file, auth_host),
+            transport(plain_http, ca_file, auth_host),
         )
         expected = partial(_expected, session, lock or [], tree, repo, expect)
         project = _project(session, needed=ref is None)
@@ -268,18 +264,6 @@ def _limits(
         image=image or defaults.image,
         ratio=ratio or defaults.ratio,
         entries=entries or defaults.entries,
-    )
-
-
-def _transport(
-    plain_http: bool, ca_file: Path | None, auth_host: str | None
-) -> "Transport":
-    from stackctl.image.transport import Transport
-
-    return Transport(
-        plain_http=plain_http,
-        ca_file=str(ca_file) if ca_file else None,
-        auth_host=auth_host,
     )
 
 

@@ -14,6 +14,7 @@ from stackctl.errors import StackctlError, UsageError
 from stackctl.git.command import HermeticGit
 from stackctl.git.objects import COMMITTER, TAG
 from stackctl.git.packs import PackWriter
+from stackctl.image.transport import Transport
 from stackctl.model.fields import escape
 from stackctl.model.ids import CommitId, Sha256
 from stackctl.model.lock import FILE_NAME as LOCK_FILE
@@ -49,6 +50,7 @@ class Wish:
         forced: Why it is cut although something is missing; None to insist.
         offline: Never use the network.
         components: Locks of further components, each with its series beside it.
+        transport: How to talk to the registries of the images.
     """
 
     tag: str
@@ -57,6 +59,7 @@ class Wish:
     forced: str | None = None
     offline: bool = False
     components: tuple[Path, ...] = ()
+    transport: Transport = field(default_factory=Transport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,7 @@ class Cutter:
             self.cache,
             self.repository,
             wish.tag,
+            transport=wish.transport,
             offline=wish.offline,
             progress=self.progress,
         )

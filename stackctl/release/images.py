@@ -10,6 +10,7 @@ from stackctl.image.expectation import ExpectedTree, from_store
 from stackctl.image.platform import parse_platform
 from stackctl.image.rules import Allow
 from stackctl.image.series import pinned_wheel
+from stackctl.image.transport import Transport
 from stackctl.image.verify import Request, verify
 from stackctl.model.ids import TreeId
 from stackctl.model.series import Image, Series
@@ -38,6 +39,7 @@ def image_states(
     tree: TreeId,
     cache: Cache,
     *,
+    transport: Transport,
     offline: bool = False,
     progress: Progress = SILENT,
 ) -> list[ImageState]:
@@ -47,6 +49,7 @@ def image_states(
         series: The series.
         tree: The composed tree, in the cache's store.
         cache: Store and downloads.
+        transport: How to talk to registries.
         offline: Never use the network.
         progress: Told what is being done.
     """
@@ -54,7 +57,7 @@ def image_states(
         return []
     expected = from_store(cache.store, tree, "the composition")
     return [
-        _state(series, image, expected, cache, offline, progress)
+        _state(series, image, expected, cache, transport, offline, progress)
         for image in series.images
     ]
 
@@ -64,6 +67,7 @@ def _state(
     image: Image,
     expected: ExpectedTree,
     cache: Cache,
+    transport: Transport,
     offline: bool,
     progress: Progress,
 ) -> ImageState:
@@ -82,6 +86,7 @@ def _state(
                 unpackaged=image.unpackaged,
                 wheel=wheel,
                 platform=parse_platform(image.platform) if image.platform else None,
+                transport=transport,
                 offline=offline,
             ),
             None,

@@ -18,6 +18,7 @@ from stackctl.compose.resolutions import FOLDER as RESOLUTIONS
 from stackctl.compose.resolutions import SUFFIX
 from stackctl.errors import InputError, StackctlError
 from stackctl.fsutil import read_regular
+from stackctl.image.transport import Transport
 from stackctl.model.ids import CommitId
 from stackctl.model.lock import FILE_NAME as LOCK_FILE
 from stackctl.model.lock import MAX_BYTES as MAX_LOCK
@@ -88,6 +89,7 @@ class Part:
         cache: Store and downloads.
         repository: Where earlier releases lie; None where there is none.
         tag: The tag that is cut.
+        transport: How to talk to registries.
         offline: Never use the network.
         progress: Told what is being done.
 
@@ -102,6 +104,7 @@ class Part:
         repository: Repository | None,
         tag: str,
         *,
+        transport: Transport,
         offline: bool = False,
         progress: Progress = SILENT,
     ) -> None:
@@ -109,6 +112,7 @@ class Part:
         self.cache = cache
         self.repository = repository
         self.tag = tag
+        self.transport = transport
         self.offline = offline
         self.progress = progress
         self.composition = self._composed()
@@ -162,6 +166,7 @@ class Part:
                 self.series,
                 self.content.tree,
                 self.cache,
+                transport=self.transport,
                 offline=self.offline,
                 progress=self.progress,
             )

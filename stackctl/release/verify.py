@@ -7,7 +7,7 @@ so that an answer says which of them disagree.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from stackctl.errors import (
     RemoteError,
     StackctlError,
 )
+from stackctl.image.transport import Transport
 from stackctl.model.canonical import canonical_json, loads_strict
 from stackctl.model.ids import CommitId
 from stackctl.model.lock import FILE_NAME as LOCK_FILE
@@ -70,6 +71,7 @@ class Demands:
         base: Where a base lies that has no address: a folder or an archive.
         policy: A series whose policy counts instead of the one that the proof carries.
         offline: Never use the network.
+        transport: How to talk to the registries of the images.
     """
 
     signed: bool = False
@@ -79,6 +81,7 @@ class Demands:
     base: Path | None = None
     policy: Path | None = None
     offline: bool = False
+    transport: Transport = field(default_factory=Transport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,6 +646,7 @@ class _Run:
             self.series,
             self.content.tree,
             self.cache,
+            transport=self.demands.transport,
             offline=self.demands.offline,
             progress=self.verifier.progress,
         )

@@ -5,11 +5,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from images import Tar, write_layout
-from overlaid import BASE, PACKAGES, Shop, demo, installed
+from overlaid import BASE, COMPILED, PACKAGES, Shop, demo, installed
+from releases import bare, cut, fragment, tag_body, wrong
+from releases import verify as releases_verify
 from runtimes import (
     Containerd,
     Docker,
@@ -61,6 +64,48 @@ def test_through_a_registry(shop: Shop, tmp_path: Path) -> None:
         again = shop.overlay("again:r1", "--plain-http", base=base)
         assert again.code == 0, again.out
         assert again.json["layer"] == made["layer"]
+
+
+def test_a_tag_stands_on_an_image_in_a_registry(shop: Shop, tmp_path: Path) -> None:
+    need("skopeo", "docker-registry")
+    project, into = shop.project.folder, bare(tmp_path / "fork.git")
+    for name in ("alpha", "beta"):
+        fragment(project, name, name)
+    with running_registry(tmp_path) as host:
+        made = {}
+        for name, base in (("good", f"oci:{shop.folder}/good"), ("base", shop.base)):
+            if name == "good":
+                made[name] = shop.overlay("good").json["digest"]
+            target = f"docker://{host}/team/demo:{name}"
+            run("skopeo", "copy", "-q", "--preserve-digests",
+                "--dest-tls-verify=false", base, target)  # fmt: skip
+        image = f"docker://{host}/team/demo"
+        series = project / "series.toml"
+        plain = series.read_text()
+        digest = sha256(COMPILED["pkg/_C.abi3.so"].encode()).hexdigest()
+        roots = (
+            f'roots = [{{ tree = "pkg", path = "/{PACKAGES}/pkg", kind = "package" }}]'
+            f'\nallow = [{{ path = "pkg/_C.abi3.so", sha256 = "{digest}" }}]\n'
+        )
+
+        def listed(ref: str) -> str:
+            series.write_text(plain + f'\n[[image]]\nref = "{ref}"\n{roots}')
+            return f"image:{ref}"
+
+        # Without TLS only where that is asked for, and never an image without the
+        # composition.
+        good = listed(f"{image}@{made['good']}")
+        assert wrong(cut(project, into, code=1)).keys() == {good}
+        other = listed(f"{image}:base")
+        found = wrong(cut(project, into, "--plain-http", code=1))
+        assert found.keys() == {other} and found[other].startswith("mismatch")
+        listed(f"{image}@{made['good']}")
+        cut(project, into, "--plain-http")
+        assert f"Image: {image}@{made['good']}" in tag_body(into).decode()
+        assert releases_verify(into, "--images", "--plain-http")["ok"]
+    gone = releases_verify(into, "--images", "--plain-http", code=1)
+    assert wrong(gone).keys() == {"images"}
+    assert releases_verify(into)["ok"]
 
 
 def test_as_runtimes_unpack_it(shop: Shop, tmp_path: Path) -> None:
