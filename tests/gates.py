@@ -139,6 +139,6 @@ def document(
         "decision": decide(told, stated, kept).document(),
         "argv": ["{python}", "ci/gates/kpool.py", "--tree", "{tree:on}"],
         "env": {"CUDA_VISIBLE_DEVICES": "0", "LC_ALL": "C"},
-        "set": "parallel-prefill",
+        "set": ["parallel-prefill"],
         "started": "2026-11-29T22:05:00Z",
     } | changes

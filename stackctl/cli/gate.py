@@ -158,21 +158,16 @@ def register(app: typer.Typer) -> None:
         Gates are the files ci/gates/NAME.toml of the project. One that the series names
         and that has no file is listed as not defined.
         """
+        from stackctl.gates.asked import Askers, askers
         from stackctl.gates.model import load_gates
 
         gates = load_gates(session.project)
         here = here_of(python, site, model, base_url, gpu)
-        asked: dict[str, dict[str, list[str]]] = {}
-        for patch_set in session.series.sets:
-            wanted = patch_set.gates
-            lists = {"required": wanted.required, "advisory": wanted.advisory}
-            for role, names in lists.items():
-                for name in names:
-                    entry = asked.setdefault(name, {"required": [], "advisory": []})
-                    entry[role].append(patch_set.name)
+        asked = askers(session.series)
         entries: list[dict[str, Any]] = []
         for name in sorted({*gates, *asked}):
-            roles = asked.get(name, {"required": [], "advisory": []})
+            sets = asked.get(name, Askers())
+            roles = {"required": list(sets.required), "advisory": list(sets.advisory)}
             if name not in gates:
                 entries.append(
                     {"name": name, "kind": None, "title": "", **roles, "arms": []}

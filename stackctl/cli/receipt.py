@@ -202,7 +202,7 @@ def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
     bound, run, decision = predicate.bound, predicate.run, predicate.decision
     facts = [
         ["file", summary["file"]],
-        ["gate", f"{predicate.gate.kind}, for {predicate.gate.set or 'the series'}"],
+        ["gate", f"{predicate.gate.kind}{_asking(predicate.gate.set)}"],
         ["signature", summary["signature"]],
     ]
     if run.started:
@@ -250,6 +250,12 @@ def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
     if scope:
         parts.append(Part("scope", ("what", "value"), scope))
     return parts
+
+
+def _asking(sets: Sequence[str] | None) -> str:
+    if not sets:
+        return ""
+    return f", for the {'set' if len(sets) == 1 else 'sets'} {', '.join(sets)}"
 
 
 def _claim(claim: dict[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from stackctl.errors import InputError
 from stackctl.fsutil import write_atomic
+from stackctl.gates.asked import askers
 from stackctl.gates.model import FOLDER, Gate
 from stackctl.gates.rule.model import ORDER
 from stackctl.gates.run import Engine, past_seconds
@@ -118,8 +119,6 @@ def asked_gates(
 ) -> list[Asked]:
     """Return the gates that a series asks for, in the order of its sets.
 
-    A set stands after what it requires, so that order is one of dependencies.
-
     Args:
         series: The series.
         gates: The project's gates.
@@ -128,30 +127,19 @@ def asked_gates(
     Raises:
         InputError: The series names a gate that is not defined.
     """
-    required: dict[str, list[str]] = {}
-    advisory: dict[str, list[str]] = {}
-    order: dict[str, None] = {}
-    for patch_set in series.sets:
-        if not patch_set.composed or (sets and patch_set.name not in sets):
-            continue
-        for names, target in (
-            (patch_set.gates.required, required),
-            (patch_set.gates.advisory, advisory),
-        ):
-            for name in names:
-                if name not in gates:
-                    raise InputError(
-                        f"{series.file}: the set {patch_set.name} names the gate "
-                        f"{name}, but there is no {FOLDER}/{name}.toml",
-                        kind="unknown-gate",
-                        hint="write the gate's file, or take its name out of the set",
-                        where={"file": series.file, "set": patch_set.name},
-                    )
-                order[name] = None
-                target.setdefault(name, []).append(patch_set.name)
+    composed = {item.name for item in series.sets if item.composed}
+    wanted = askers(series, composed.intersection(sets) if sets else composed)
+    for name, who in wanted.items():
+        if name not in gates:
+            raise InputError(
+                f"{series.file}: the set {who.sets[0]} names the gate {name}, but "
+                f"there is no {FOLDER}/{name}.toml",
+                kind="unknown-gate",
+                hint="write the gate's file, or take its name out of the set",
+                where={"file": series.file, "set": who.sets[0]},
+            )
     return [
-        Asked(gates[name], tuple(required.get(name, ())), tuple(advisory.get(name, ())))
-        for name in order
+        Asked(gates[name], who.required, who.advisory) for name, who in wanted.items()
     ]
 
 

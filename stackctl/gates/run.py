@@ -28,6 +28,7 @@ from stackctl.fsutil import read_regular, sha256_of_file, write_atomic
 from stackctl.gates import arms as arms_
 from stackctl.gates import snapshot
 from stackctl.gates.arms import ArmFolder, Found, Trees, folder_tree, lay_over
+from stackctl.gates.asked import sets_asking
 from stackctl.gates.evidence import Arm, Evidence, Schedule, Slot, Unit, from_document
 from stackctl.gates.here import Here
 from stackctl.gates.kinds import Place
@@ -737,7 +738,7 @@ def write_receipt(
         "decision": decision.document(),
         "argv": run["argv"],
         "env": run["env"],
-        "set": None,
+        "set": list(sets_asking(project, gate.name)),
         "started": run["started"],
     }
     return write(document, project)
@@ -834,7 +835,11 @@ def _image_digest(gate: Gate, units: Mapping[int, Unit]) -> str | None:
     """Return the digest of the one image that a gate verified."""
     if gate.kind != "image":
         return None
-    found = [unit.samples.get("image") for unit in units.values()]
+    found = [
+        document.get("image")
+        for unit in units.values()
+        for document in (unit.samples, *unit.samples.get("images", ()))
+    ]
     digests = {item.get("digest") for item in found if isinstance(item, Mapping)}
     (digest,) = digests if len(digests) == 1 else (None,)
     return digest if isinstance(digest, str) else None

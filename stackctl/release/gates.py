@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from stackctl.cache import Cache
 from stackctl.fsutil import read_regular
+from stackctl.gates.asked import askers
 from stackctl.gates.model import FOLDER as GATES
 from stackctl.gates.receipt.model import FOLDER as RECEIPTS
 from stackctl.gates.receipt.model import BoundFile, Receipt
@@ -61,13 +62,8 @@ def required_gates(series: Series, composed: Iterable[str]) -> dict[str, list[st
         series: The series.
         composed: Names of the sets that the composition has.
     """
-    names = set(composed)
-    found: dict[str, list[str]] = {}
-    for patch_set in series.sets:
-        if patch_set.name in names:
-            for gate in patch_set.gates.required:
-                found.setdefault(gate, []).append(patch_set.name)
-    return found
+    wanted = askers(series, set(composed))
+    return {gate: list(who.required) for gate, who in wanted.items() if who.required}
 
 
 def gate_states(

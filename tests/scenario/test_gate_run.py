@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A team runs gates: what is asked, what bad scripts do, what interruptions leave."""
 
+import io
 import json
 import os
 import signal
 import subprocess
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 from gating import add_gate, arms, gate_project, processes_of, read_json
+from images import build_image, write_layout
 from support import Project, program, program_environment, run
 
 
@@ -433,3 +436,51 @@ def test_the_images_of_the_series(tmp_path, tree, code, verdict):
     assert (done.code, done.json["verdict"]) == (code, verdict), done.json
     if tree == "base":
         assert gate(project, "release-image", "--arm", "on=base").code == 0
+
+
+@pytest.mark.parametrize("of", ["series", "gate"])
+def test_the_receipt_of_an_image_names_its_digest(tmp_path, of):
+    project = gate_project(tmp_path / "project")
+    out = tmp_path / "fork"
+    run("compose", "--out", out, cwd=project.folder)
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as archive:
+        archive.add(out, "opt/fork")
+    image = build_image([layer.getvalue()])
+    ref = f"oci:{write_layout(tmp_path / 'image', image)}:latest"
+    root = '{ tree = ".", path = "/opt/fork", kind = "checkout" }'
+    table = f'[image]\nref = "{ref}"\noptions = ["--root", ".=/opt/fork"]\n'
+    if of == "series":
+        series = project.folder / "series.toml"
+        entry = f'\n[[image]]\nref = "{ref}"\nroots = [{root}]\n'
+        series.write_text(series.read_text() + entry)
+    add_gate(project, "release-image", toml=table if of == "gate" else "", kind="image")
+    done = gate(project, "release-image")
+    assert done.code == 0, done.json
+    held = read_json(project.folder / done.json["receipt"])
+    assert held["predicate"]["bound"]["image"] == image.manifest
+    digest = image.manifest.removeprefix("sha256:")
+    assert {"name": "image", "digest": {"sha256": digest}} in held["subject"]
+
+
+def test_a_receipt_names_the_sets_that_asked(project):
+    for name in ("one", "two", "none"):
+        add_gate(project, name, "say(cases(True))")
+    series = project.folder / "series.toml"
+    text = series.read_text()
+    text = text.replace(
+        'name = "alpha"', 'name = "alpha"\ngates = { advisory = ["two"] }'
+    )
+    text = text.replace(
+        'name = "gamma"',
+        'name = "gamma"\ngates = { required = ["two"], advisory = ["one"] }',
+    )
+    series.write_text(text)
+    asked = []
+    for name in ("one", "two", "none"):
+        path = project.folder / gate(project, name).json["receipt"]
+        asked.append(read_json(path)["predicate"]["gate"].get("set"))
+    assert asked == ["gamma", ["gamma", "alpha"], None]
+    shown = run("receipt", "show", "two", cwd=project.folder).out
+    assert "for the sets gamma, alpha" in shown
+    assert run("receipt", "verify", cwd=project.folder).code == 0

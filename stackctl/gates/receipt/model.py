@@ -118,6 +118,30 @@ class Value(Text):
         return {"type": "string", "pattern": f"^{self.pattern}$"}
 
 
+class Sets(Kind):
+    """Names of sets: one as a text, several as a list."""
+
+    words = "a set's name, or a list of names"
+    one = _NAME
+    several = Many(_NAME, least=2)
+
+    def read(self, value: object, at: At) -> Any:
+        """Return the names, or INVALID after recording a problem."""
+        if isinstance(value, list):
+            return self.several.read(value, at)
+        name = self.one.read(value, at)
+        return name if name is INVALID else (name,)
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        """Return the JSON schema."""
+        forms = (self.one, self.several)
+        return {"oneOf": [form.schema(definitions) for form in forms]}
+
+    def write(self, value: Any, *, sparse: bool = False) -> Any:
+        """Return the JSON form: one content has one spelling."""
+        return value[0] if len(value) == 1 else list(value)
+
+
 _ENVIRONMENT = Names(Value(), Text("a variable's name", "[A-Z][A-Z0-9_]*"))
 
 
@@ -155,8 +179,13 @@ class GateName:
             "Its kind.",
         )
     )
-    set: str | None = field(
-        default=None, metadata=key(_NAME, "Set of the series that it was run for.")
+    set: tuple[str, ...] | None = field(
+        default=None,
+        metadata=key(
+            Sets(),
+            "The set of the series that asked for it when it was run, or a list of "
+            "them; left out where none did.",
+        ),
     )
 
 

@@ -7,7 +7,7 @@ A receipt is never changed: another run is another file. Whatever else lies belo
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -95,7 +95,8 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
 
     Args:
         document: `evidence`, `rule`, `claims`, `decision` as their `document()` gives
-            them; `argv` with placeholders, `env`, and where known `set` and `started`.
+            them; `argv` with placeholders, `env`, and where known `set` (the names of
+            the sets that asked for it) and `started`.
         private: Further names that must not enter.
 
     Returns:
@@ -118,7 +119,7 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
             for name, value in (
                 ("name", evidence["gate"]),
                 ("kind", evidence["kind"]),
-                ("set", document.get("set")),
+                ("set", _sets(document.get("set"))),
             )
             if value is not None
         },
@@ -148,6 +149,13 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
         "limitations": evidence["limitations"],
     }
     return _state(predicate)
+
+
+def _sets(names: Sequence[str] | None) -> str | list[str] | None:
+    """Return who asked for a gate as a receipt spells it."""
+    if not names:
+        return None
+    return names[0] if len(names) == 1 else list(names)
 
 
 def _model(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stackctl.errors import InputError, StackctlError
+from stackctl.gates.asked import Askers, askers
 from stackctl.gates.model import FOLDER, Gate, load_gate
 from stackctl.gates.receipt import find
 from stackctl.gates.receipt.current import Judged, judge_all
@@ -169,24 +170,12 @@ def _count(patch_set: "PatchSet", root: Path) -> int | None:
 def _gates(
     series: "Series", root: Path, judged: dict[str, list[Judged]]
 ) -> list[GateAnswer]:
-    required: dict[str, list[str]] = {}
-    advisory: dict[str, list[str]] = {}
-    for item in series.sets:
-        for names, into in (
-            (item.gates.required, required),
-            (item.gates.advisory, advisory),
-        ):
-            for name in names:
-                into.setdefault(name, []).append(item.name)
+    asked = askers(series)
     files = {path.stem: path for path in sorted((root / FOLDER).glob("*.toml"))}
-    order = [
-        name
-        for item in series.sets
-        for name in (*item.gates.required, *item.gates.advisory)
-    ]
     answers = []
-    for name in dict.fromkeys([*order, *files, *judged]):
+    for name in dict.fromkeys([*asked, *files, *judged]):
         gate, problem = None, ""
+        sets = asked.get(name, Askers())
         if name in files:
             try:
                 gate = load_gate(files[name])
@@ -197,8 +186,8 @@ def _gates(
                 name,
                 gate,
                 problem,
-                tuple(required.get(name, ())),
-                tuple(advisory.get(name, ())),
+                sets.required,
+                sets.advisory,
                 tuple(judged.get(name, ())),
             )
         )
