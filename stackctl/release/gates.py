@@ -3,16 +3,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from stackctl.cache import Cache
 from stackctl.fsutil import read_regular
 from stackctl.gates.asked import askers
 from stackctl.gates.model import FOLDER as GATES
+from stackctl.gates.receipt.current import Judged, judge_all, shortened
 from stackctl.gates.receipt.model import FOLDER as RECEIPTS
 from stackctl.gates.receipt.model import BoundFile, Receipt
 from stackctl.gates.receipt.signature import KEYS, signature_files
-from stackctl.gates.receipt.stale import ProjectState, stale
+from stackctl.gates.receipt.stale import ProjectState
 from stackctl.gates.receipt.store import Found, find
 from stackctl.model.ids import Sha256
 from stackctl.model.series import Series
@@ -20,9 +21,6 @@ from stackctl.progress import SILENT, Progress
 
 MAX_FILE: Final = 256 << 20
 """Largest file that a proof carries: bytes."""
-
-_SHOWN: Final = 3
-"""Reasons that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,103 +93,82 @@ def gate_states(
         return []
     kind = _Released if released else ProjectState
     state = kind(series, cache, offline=offline, progress=progress)
-    found: dict[str, list[Found]] = {}
-    for each in find(series.root).found:
-        # A file that cannot be read is still below the folder of its gate.
-        name = each.receipt.gate if each.receipt else each.path.parent.name
-        found.setdefault(name, []).append(each)
+    shelf = find(series.root)
+    judged = judge_all(shelf, series, state, progress, gates=required)
+    # A file that cannot be read is still below the folder of its gate.
+    bad: dict[str, list[Found]] = {}
+    for each in shelf.found:
+        if each.receipt is None:
+            bad.setdefault(each.path.parent.name, []).append(each)
     return [
-        _gate_state(series, gate, tuple(sets), found.get(gate, []), state)
+        _gate_state(series, gate, tuple(sets), judged.get(gate, []), bad.get(gate, []))
         for gate, sets in required.items()
     ]
-
-
-class _Candidate(NamedTuple):
-    """A receipt of a gate, and what speaks against it."""
-
-    path: str
-    receipt: Receipt | None
-    signature: str
-    against: tuple[str, ...]
-    fresh: bool
 
 
 def _gate_state(
     series: Series,
     gate: str,
     sets: tuple[str, ...],
-    found: Sequence[Found],
-    state: ProjectState,
+    judged: Sequence[Judged],
+    bad: Sequence[Found],
 ) -> GateState:
-    if not found:
-        why = f"no receipt of it below receipts/ (stackctl gate run {gate})"
-        return GateState(gate, sets, False, why)
-    some = [_candidate(series, each, state) for each in found]
-    good = [each for each in some if not each.against]
-    against = [
-        each.path
-        for each in some
-        if each.fresh and each.receipt and each.receipt.verdict == "rejected"
-    ]
-    if not good:
-        some.sort(key=lambda each: (not each.fresh, len(each.against), each.path))
-        best = some[0]
-        why = f"{best.path}: {'; '.join(best.against[:_SHOWN])}"
-        if len(some) > 1:
-            why += f" (and {len(some) - 1} more receipts, none of which counts)"
-        return GateState(gate, sets, False, why)
-    chosen = min(good, key=lambda each: each.path)
-    assert chosen.receipt is not None  # it would have something against it
-    why = f"qualified, {chosen.signature}: {chosen.path}"
-    if against:
-        # A gate that is run until it qualifies would else say yes to anything.
-        noun = (
-            "a fresh receipt rejects" if len(against) == 1 else "fresh receipts reject"
-        )
-        why = (
-            f"{noun} it: {', '.join(against)}, beside {chosen.path}; if a run was "
-            "faulty, take its receipt out in a commit that says why"
-        )
-        return GateState(gate, sets, False, why)
+    if not judged or not judged[0].counts:
+        return GateState(gate, sets, False, _nothing_counts(series, gate, judged, bad))
+    first, *others = judged
+    path = _path(series, first)
+    if first.verdict != "qualified":
+        why = f"{first.verdict} ({'; '.join(first.receipt.reasons[:1])}): {path}"
+        yes = [each for each in others if each.counts and each.verdict == "qualified"]
+        if first.verdict == "rejected" and yes:
+            # A gate that is run until it qualifies would else say yes to anything.
+            why = (
+                f"a fresh receipt rejects it: {path}, beside {_path(series, yes[0])}; "
+                "if a run was faulty, take its receipt out in a commit that says why"
+            )
+        more = len(others) - (1 if first.verdict == "rejected" and yes else 0)
+        return GateState(gate, sets, False, why + _beside(more))
+    signature = str(first.check.signature)
+    fresh = sum(each.counts for each in judged)
+    newest = f" (the newest of {fresh} fresh receipts)" if fresh > 1 else ""
     return GateState(
         gate,
         sets,
         True,
-        why,
-        chosen.path,
-        chosen.receipt.digest,
-        chosen.signature,
-        _carried(series, chosen.receipt, gate),
+        f"qualified, {signature}: {path}{newest}",
+        path,
+        first.receipt.digest,
+        signature,
+        _carried(series, first.receipt, gate),
     )
 
 
-def _candidate(series: Series, found: Found, state: ProjectState) -> _Candidate:
-    from stackctl.gates.receipt.verify import check  # brings the statistics
+def _nothing_counts(
+    series: Series, gate: str, judged: Sequence[Judged], bad: Sequence[Found]
+) -> str:
+    """Say why no receipt answers a gate."""
+    others = len(judged) + len(bad) - 1
+    if judged:
+        first = judged[0]
+        said = f"{_path(series, first)}: {first.verdict}, {shortened(first.against)}"
+    elif bad:
+        error = bad[0].error
+        path = bad[0].path.relative_to(series.root).as_posix()
+        said = f"{path}: {error.message if error else 'cannot be read'}"
+    else:
+        return f"no receipt of it below receipts/ (stackctl gate run {gate})"
+    return said + _beside(others)
 
-    path = found.path.relative_to(series.root).as_posix()
-    receipt = found.receipt
-    if receipt is None:
-        why = found.error.message if found.error else "cannot be read"
-        return _Candidate(path, None, "", (why,), False)
-    against = []
-    if receipt.verdict != "qualified":
-        against.append(f"{receipt.verdict} ({'; '.join(receipt.reasons[:1])})")
-    changed = stale(receipt, state)
-    gate = state.gate(receipt.gate)
-    declared = {name: arm.tree for name, arm in gate.arms.items()} if gate else {}
-    arms = {name: arm.definition for name, arm in receipt.arms.items()}
-    if gate is not None and arms != declared:
-        # `gate run --arm` asks the question of other trees; that is not the answer.
-        against.append("its arms are not those that the gate declares")
-    if changed:
-        against.append(f"stale: {'; '.join(changed[:_SHOWN])}")
-    signature = ""
-    if not against:
-        # Judging the samples again is the costly part.
-        judged = check(receipt, series.policy.receipt_signers, series.root)
-        against += judged.reasons
-        signature = str(judged.signature)
-    return _Candidate(path, receipt, signature, tuple(against), not changed)
+
+def _beside(more: int) -> str:
+    if more < 1:
+        return ""
+    return f" ({more} more {'receipt does' if more == 1 else 'receipts do'} not help)"
+
+
+def _path(series: Series, judged: Judged) -> str:
+    assert judged.receipt.path is not None  # it was found below receipts/
+    return judged.receipt.path.relative_to(series.root).as_posix()
 
 
 def _carried(series: Series, receipt: Receipt, gate: str) -> dict[str, bytes]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A release asks for receipts: fresh, qualified, and from who may give them."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -110,7 +111,7 @@ def test_what_is_no_fresh_qualified_receipt_does_not_count(
     assert run("gate", "run", "texts", "-C", project).code == 1
     found = wrong(cut(project, into, code=1))
     assert "rejected" in found["gate:texts"]
-    assert "1 more receipts" in found["gate:texts"]
+    assert "1 more receipt does not help" in found["gate:texts"]
     edit(helper, "no such line", "line ten")
     assert "gate:texts" not in wrong(cut(project, into, "--dry-run"))
     path.write_bytes(data.replace(b'"equal":true', b'"equal":false'))
@@ -134,6 +135,29 @@ def test_a_gate_is_not_run_until_it_qualifies(project: Path, into: Path) -> None
     assert "gate:texts" not in wrong(cut(project, into, "--dry-run"))
 
 
+def test_a_rejection_that_nobody_believes_does_not_block(
+    project: Path, into: Path
+) -> None:
+    first = receipt(project)
+    data = first.read_bytes()
+    forged = data.replace(b'"verdict":"qualified"', b'"verdict":"rejected"')
+    assert forged != data
+    name = hashlib.sha256(forged).hexdigest()
+    first.with_name(f"{name}.json").write_bytes(forged)
+    checked = run("receipt", "verify", name, "--json", "-C", project).json["receipts"]
+    assert [each["ok"] for each in checked] == [False]
+    done = cut(project, into)
+    (why,) = (e["why"] for e in done["checks"] if e["name"] == "gate:texts")
+    assert why == f"qualified, unsigned: receipts/texts/{first.name}"
+
+
+def test_how_many_answers_there_are_is_said(project: Path, into: Path) -> None:
+    assert run("gate", "run", "texts", "-C", project).code == 0
+    done = cut(project, into)
+    (why,) = (e["why"] for e in done["checks"] if e["name"] == "gate:texts")
+    assert why.endswith("(the newest of 2 fresh receipts)")
+
+
 def test_a_run_over_other_trees_answers_another_question(
     project: Path, into: Path
 ) -> None:
@@ -141,7 +165,7 @@ def test_a_run_over_other_trees_answers_another_question(
     options = ("--arm", "on=only:alpha", "-C", project)
     assert run("gate", "run", "texts", *options).code == 0
     found = wrong(cut(project, into, code=1))
-    assert "not those that the gate declares" in found["gate:texts"]
+    assert "arm on: was only:alpha, the gate has composed" in found["gate:texts"]
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
