@@ -101,10 +101,13 @@ class Session:
     def series(self) -> "Series":
         """The project's series."""
         if self._series is None:
-            from stackctl.model.series import load_series
             from stackctl.project import SERIES_FILE
 
-            self._series = load_series(self.project / SERIES_FILE)
+            # First, since outside of a project there is nothing to read it with.
+            path = self.project / SERIES_FILE
+            from stackctl.model.series import load_series
+
+            self._series = load_series(path)
         return self._series
 
     @property

@@ -28,8 +28,8 @@ from stackctl.errors import PinError, UsageError
 
 if TYPE_CHECKING:
     from stackctl.compose.model import Composition
-    from stackctl.image.compare import Root
     from stackctl.image.expectation import ExpectedTree
+    from stackctl.image.roots import Root
     from stackctl.model.series import Image
     from stackctl.release.overlay import Overlay
 
@@ -246,9 +246,9 @@ def register(app: typer.Typer) -> None:
         data. Exits 3 where a set changes what needs a build, 4 where the base image
         does not hold the base.
         """
-        from stackctl.image.compare import PACKAGE
         from stackctl.image.platform import parse_platform
         from stackctl.image.reference import parse_reference
+        from stackctl.image.roots import PACKAGE
         from stackctl.image.rules import Allow
         from stackctl.image.series import pinned_wheel
         from stackctl.image.verify import PinnedWheel, Request, verify
@@ -352,7 +352,7 @@ def _image_of(session: Session, base: str) -> "Image | None":
 
 def _roots(given: list[str] | None, image: "Image | None") -> "tuple[Root, ...]":
     from stackctl.cli.verify_image import parse_root
-    from stackctl.image.compare import PACKAGE, Root
+    from stackctl.image.roots import PACKAGE, Root
 
     if given:
         roots = tuple(parse_root(text) for text in given)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stackctl.image.compare import CHECKOUT, Comparison
+from stackctl.image.compare import Comparison
 from stackctl.image.expectation import MODE_EXECUTABLE, MODE_FILE, Entries
+from stackctl.image.roots import CHECKOUT
 from stackctl.image.view import show
 
 

@@ -370,14 +370,15 @@ class _Readable:
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._rest = b""
+        self._rest = memoryview(b"")
 
-    def read(self, size: int = -1) -> bytes:
-        chunk = self._rest or next(self._chunks, b"")
+    def read(self, size: int = -1) -> memoryview:
+        # Views: a chunk that is cut as bytes is copied with every piece of it.
+        chunk = self._rest or memoryview(next(self._chunks, b""))
         if 0 <= size < len(chunk):
             self._rest = chunk[size:]
             return chunk[:size]
-        self._rest = b""
+        self._rest = memoryview(b"")
         return chunk
 
 
@@ -389,7 +390,7 @@ def _unzstd(chunks: Iterator[bytes], window: int) -> Iterator[bytes]:
     decompressor = zstandard.ZstdDecompressor(max_window_size=window)
     reader = decompressor.stream_reader(
         _Readable(chunks),  # type: ignore[arg-type]
-        read_size=1 << 17,
+        read_size=CHUNK,
         read_across_frames=True,
     )
     while True:

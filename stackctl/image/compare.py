@@ -13,8 +13,8 @@ from stackctl.image.expectation import (
     ExpectedTree,
     tree_id,
 )
+from stackctl.image.roots import PACKAGE, Policy, Root
 from stackctl.image.rules import (
-    Allow,
     bytecode,
     classify,
     covered,
@@ -22,52 +22,6 @@ from stackctl.image.rules import (
     known_wheel_file,
 )
 from stackctl.image.view import Node, View
-
-PACKAGE = "package"
-CHECKOUT = "checkout"
-
-
-@dataclass(frozen=True, slots=True)
-class Root:
-    """A place in the image that holds a part of the expected tree.
-
-    Attributes:
-        tree: Folder of the expected tree; `.` is the whole.
-        path: Absolute path in the image.
-        kind: `package` or `checkout`.
-    """
-
-    tree: str
-    path: str
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """A file of the pinned wheel.
-
-    Attributes:
-        oid: Git blob id of its content.
-        size: Bytes.
-    """
-
-    oid: bytes
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What may differ.
-
-    Attributes:
-        allow: Untracked files that may be there.
-        unpackaged: Globs of tracked files that need not be in a package.
-        wheel: Files of the pinned wheel by path, or None without one.
-    """
-
-    allow: tuple[Allow, ...] = ()
-    unpackaged: tuple[str, ...] = ()
-    wheel: Mapping[bytes, Pinned] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +132,11 @@ class _Judge:
         for path, node in nodes.items():
             if path not in wanted:
                 self._untracked(path, node)
-        self._result.installed_tree = tree_id(rebuilt).hex()
+        result = self._result
+        # The same modes and ids under the same paths are the same tree.
+        result.installed_tree = (
+            result.expected_tree if rebuilt == wanted else tree_id(rebuilt).hex()
+        )
         self._result.findings.sort(key=lambda f: (f.path, f.status))
 
     def _add(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stackctl.errors import InputError
-from stackctl.image.compare import PACKAGE, Root
 from stackctl.image.expectation import ExpectedTree
+from stackctl.image.roots import PACKAGE, Root
 
 _LIBRARY = re.compile(r"python3(\.\d+t?)?")
 #: Folders of a source tree that are no part of an installation even if importable.

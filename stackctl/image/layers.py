@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from stackctl.image.blobs import Hasher, Pump, decompress
 from stackctl.image.errors import AmbiguousImageError, ImageFormatError, LimitError
 from stackctl.image.limits import Limits
-from stackctl.image.tar import ByteStream, TarEntry, TarReader
+from stackctl.image.tar import ByteStream, Chunk, TarEntry, TarReader
 
 #: Longest name of a file and longest path that Linux takes, in bytes.
 MAX_NAME = 255
@@ -124,17 +124,18 @@ class Interest:
             return False
         return ordinal not in self.hashed and ordinal not in self.wanted
 
-    def keeps(self, entry: TarEntry, name: bytes, ordinal: int, limit: int) -> bool:
-        """Say whether to keep the content of an entry."""
-        if ordinal in self.wanted:
+    def keeps(self, size: int, item: "LayerEntry", base: bytes, limit: int) -> bool:
+        """Say whether to keep the content of an entry of this size and last name."""
+        if item.ordinal in self.wanted:
             return True
-        if entry.size > limit:
+        if size > limit:
             return False
-        base = name.rpartition(b"/")[2]
         if base in _STARTUP_NAMES or base.endswith(_STARTUP_SUFFIXES):
             return True
         return (
-            bool(self.magic) and base.endswith(b".pyc") and name.startswith(self.roots)
+            bool(self.magic)
+            and base.endswith(b".pyc")
+            and item.name.startswith(self.roots)
         )
 
 
@@ -304,14 +305,15 @@ def _parse(
         if not ordinal % 1024:
             budget.spend(0, 1024 if ordinal else 1)
         name = clean_path(entry.name)
-        _check_name(name, ordinal)
+        if len(name) > MAX_NAME:
+            _check_name(name, ordinal)
         item = LayerEntry(
-            name=name,
-            type=entry.type,
-            mode=entry.mode & 0o7777,
-            size=entry.size,
-            mtime=entry.mtime,
-            link=entry.linkname,
+            name,
+            entry.type,
+            entry.mode & 0o7777,
+            entry.size,
+            entry.mtime,
+            entry.linkname,
             ordinal=ordinal,
             owner=entry.owner,
         )
@@ -338,9 +340,7 @@ def _parse(
 
 
 def _check_name(name: bytes, ordinal: int) -> None:
-    if len(name) > MAX_NAME and (
-        len(name) > MAX_PATH or max(map(len, name.split(b"/"))) > MAX_NAME
-    ):
+    if len(name) > MAX_PATH or max(map(len, name.split(b"/"))) > MAX_NAME:
         raise ImageFormatError(
             f"a name of {len(name)} bytes is longer than file systems take",
             kind="name-too-long",
@@ -349,9 +349,11 @@ def _check_name(name: bytes, ordinal: int) -> None:
         )
 
 
-def blob_id(data: bytes) -> bytes:
+def blob_id(data: Chunk) -> bytes:
     """Return the git blob id of some bytes."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).digest()
+    sha1 = hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
+    sha1.update(data)
+    return sha1.digest()
 
 
 def _hash_content(
@@ -361,9 +363,8 @@ def _hash_content(
     budget: Budget,
     interest: Interest,
 ) -> None:
-    holes = entry.size - entry.stored
-    if holes > 0:
-        budget.spend(holes, 0)
+    if entry.size > entry.stored:
+        budget.spend(entry.size - entry.stored, 0)
         if entry.size > budget.limits.layer:
             raise LimitError(
                 f"a sparse file is over {budget.limits.layer} bytes",
@@ -371,20 +372,21 @@ def _hash_content(
                 hint="raise the limit with --max-layer-size if this is intended",
                 where={"path": item.name.decode("utf-8", "backslashreplace")},
             )
-    is_bytecode = item.name.endswith(b".pyc")
+    base = item.name.rpartition(b"/")[2]
+    is_bytecode = base.endswith(b".pyc")
     # Executables have no suffix; their first bytes tell their class.
-    wants_head = is_bytecode or b"." not in item.name.rpartition(b"/")[2]
+    wants_head = is_bytecode or b"." not in base
     if interest.passes(entry, item.ordinal):
         if wants_head:
             item.head = bytes(next(iter(reader.data()), b"")[:16])
         return
-    keep = interest.keeps(entry, item.name, item.ordinal, budget.limits.kept)
+    keep = interest.keeps(entry.size, item, base, budget.limits.kept)
     if not keep and not interest.sha256 and entry.size <= _AT_ONCE:
         # Nearly every file: one call each to read it and to hash it.
         data = reader.whole()
         item.oid = blob_id(data)
         if wants_head:
-            item.head = data[:16]
+            item.head = bytes(data[:16])
         return
     parts: list[bytes] | None = [] if keep else None
     sha1 = hashlib.sha1(b"blob %d\0" % entry.size, usedforsecurity=False)

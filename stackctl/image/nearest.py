@@ -9,7 +9,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stackctl.image.compare import PACKAGE, Comparison
+from stackctl.image.compare import Comparison
+from stackctl.image.roots import PACKAGE
 from stackctl.image.startup import PACKAGES_FOLDERS
 from stackctl.image.view import Node, View, show
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 _COMPILED = re.compile(rb"\.(so(\.\d+)*|pyd|dylib|dll|a|o|lib|cubin|fatbin|ptx)$")
 _LOADABLE = re.compile(rb"\.(py|pyw|pyc|pyo|pyd|so(\.\d+)*|egg|zip|pth|pyz)$")
@@ -138,9 +139,8 @@ def classify(path: bytes, head: bytes = b"") -> str:
 
 @cache
 def _known() -> tuple[dict[bytes, str], dict[str, re.Pattern[bytes]]]:
-    from importlib import resources
-
-    text = resources.files("stackctl.image").joinpath("data/vllm-wheel.txt").read_text()
+    # Not by importlib.resources: its import takes longer than all look-ups.
+    text = (Path(__file__).parent / "data/vllm-wheel.txt").read_text("utf-8")
     exact: dict[bytes, str] = {}
     globs: dict[str, list[bytes]] = {}
     for line in text.splitlines():

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from stackctl.image import bytecode as pyc
 from stackctl.image import documents
-from stackctl.image.compare import PACKAGE, Comparison, Root
+from stackctl.image.compare import Comparison
 from stackctl.image.contents import Contents
 from stackctl.image.expectation import ExpectedTree
+from stackctl.image.roots import PACKAGE, Root
 from stackctl.image.rules import Allow, bytecode
 from stackctl.image.view import Node, View, show
 

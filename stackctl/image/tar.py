@@ -43,6 +43,8 @@ MAX_EXTENTS = 1 << 16
 _ZERO_BLOCK = bytes(BLOCK)
 _ZEROS = bytes(1 << 16)
 _HEADER_ONLY = frozenset(b"123456")
+#: Types of entries that no rule but the header's own concerns.
+_PLAIN = frozenset("0123456")
 _MAX_INT64 = (1 << 63) - 1
 
 Chunk = bytes | memoryview
@@ -115,6 +117,16 @@ class ByteStream:
             left -= len(piece)
         return b"".join(parts)
 
+    def view(self, size: int) -> Chunk:
+        """Return `size` bytes, or fewer at the end; a view where no copy is needed."""
+        pos = self._pos
+        chunk = self._chunk
+        if len(chunk) - pos >= size:
+            self._pos = pos + size
+            self.offset += size
+            return memoryview(chunk)[pos : pos + size]
+        return self.read(size)
+
     def pieces(self, size: int) -> Iterator[memoryview]:
         """Yield the next `size` bytes as views; fewer at the end of the stream."""
         left = size
@@ -161,18 +173,19 @@ def _text(field: bytes) -> bytes:
     return field if end < 0 else field[:end]
 
 
-def _checksum(block: bytes) -> int:
-    """Return the sum of a header's bytes, its own field taken for blanks.
+def _sum(part: bytes) -> int:
+    """Return the sum of at most 256 bytes.
 
     The low half of an Adler-32 is one more than the sum of the bytes modulo 65,521,
-    which no part of at most 256 bytes reaches: this is `sum`, several times as fast.
+    which no part of this length reaches: this is `sum`, several times as fast.
     """
-    return (
-        (zlib.adler32(block[:148]) & 0xFFFF)
-        + (zlib.adler32(block[156:334]) & 0xFFFF)
-        + (zlib.adler32(block[334:]) & 0xFFFF)
-        + 253
-    )
+    return (zlib.adler32(part) & 0xFFFF) - 1
+
+
+@lru_cache(maxsize=1024)
+def _tail_sum(tail: bytes) -> int:
+    """Return the sum of bytes 156 to 512 of a header, which most entries share."""
+    return _sum(tail[:178]) + _sum(tail[178:])
 
 
 @lru_cache(maxsize=4096)
@@ -303,7 +316,7 @@ class TarReader:
         for piece in self._stream.rest():
             self.trailing += len(piece) - bytes(piece).count(0)
 
-    def whole(self) -> bytes:
+    def whole(self) -> Chunk:
         """Return the content of a small entry at once; `data` is for any size.
 
         Raises:
@@ -311,7 +324,7 @@ class TarReader:
         """
         if self._sparse is not None:
             return b"".join(map(bytes, self.data()))
-        data = self._stream.read(self._left)
+        data = self._stream.view(self._left)
         if len(data) != self._left:
             raise _bad("it ends inside a file", self._stream.offset)
         self._left = 0
@@ -367,22 +380,32 @@ class TarReader:
         pax: dict[bytes, bytes] = {}
         long_name = long_link = b""
         while True:
-            if self._left and self._stream.skip(self._left) != self._left:
-                raise _bad("it ends inside a file", self._stream.offset)
-            if self._pad:
-                self._stream.skip(self._pad)
-            self._left = self._pad = 0
+            stream = self._stream
+            if rest := self._left + self._pad:
+                if stream.skip(rest) < self._left:
+                    raise _bad("it ends inside a file", stream.offset)
+                self._left = self._pad = 0
             self._sparse = None
-            start = self._stream.offset
-            block = self._block()
-            if not block:
-                return None
-            if block == _ZERO_BLOCK:
+            start = stream.offset
+            block = stream.read(BLOCK)
+            if len(block) != BLOCK or block == _ZERO_BLOCK:
+                if not block:
+                    return None
+                if len(block) != BLOCK:
+                    raise _bad("it ends inside a header", stream.offset)
                 second = self._block()
                 if second and second != _ZERO_BLOCK:
                     raise _bad("a zero block followed by another", start)
                 return None
             entry, is_gnu_sparse = self._header(block, start)
+            if entry.type in _PLAIN and not (pax or long_name or long_link):
+                # Nearly all entries: what the header says is all there is to say.
+                self._size = entry.size
+                if entry.type in "0":
+                    entry.stored = entry.size
+                else:
+                    entry.size = 0
+                return entry
             if entry.type in "xg":
                 body = self._meta(self._left)
                 try:
@@ -409,52 +432,27 @@ class TarReader:
             recorded = _octal(block[148:156])
         except ValueError:
             raise _bad("no tar header", start) from None
-        if recorded != _checksum(block):
+        tail = block[156:]
+        # The sum takes its own field, eight bytes, for blanks.
+        if recorded != _sum(block[:148]) + _tail_sum(tail) + 8 * 0x20:
             rest = block[:148] + block[156:]
             high = sum(1 for byte in rest if byte > 127)
             if recorded != sum(rest) + 256 - 256 * high:
                 raise _bad("no tar header", start)
-        magic = block[257:263]
         try:
+            mode, owner = _mode_and_owner(block[100:124])
             size = _number(block[124:136])
-            mode = _number(block[100:108])
             mtime = _number(block[136:148])
-            owner = (_number(block[108:116]), _number(block[116:124]))
-            name = _text(block[:100])
-            major = minor = 0
-            gnu = False
-            if magic == b"ustar\0" or block[257:265] == b"ustar  \0":
-                major = _number(block[329:337])
-                minor = _number(block[337:345])
-                gnu = magic != b"ustar\0"
-                prefix = b""
-                if not gnu:
-                    if block[508:512] == b"tar\0":
-                        prefix = _text(block[345:476])
-                        _number(block[476:488])
-                        _number(block[488:500])
-                    else:
-                        prefix = _text(block[345:500])
-                else:
-                    prefix = _buggy_gnu_prefix(block)
-                if prefix:
-                    name = prefix + b"/" + name
+            flag, linkname, device, gnu, prefix = _tail(tail)
         except ValueError:
             raise _bad("a malformed number in a header", start) from None
-        flag = block[156]
+        name = _text(block[:100])
+        if prefix:
+            name = prefix + b"/" + name
         self._set_data(flag, size, start)
+        # By position: keywords take twice the time, and layers have many entries.
         entry = TarEntry(
-            name=name,
-            type=chr(flag),
-            mode=mode,
-            size=size,
-            mtime=mtime,
-            linkname=_text(block[157:257]),
-            device=(major, minor),
-            pax={},
-            sparse=None,
-            stored=0,
-            owner=owner,
+            name, chr(flag), mode, size, mtime, linkname, device, {}, None, 0, owner
         )
         return entry, gnu
 
@@ -586,17 +584,53 @@ class TarReader:
             table, more = block[:504], block[504]
 
 
-def _buggy_gnu_prefix(block: bytes) -> bytes:
+@lru_cache(maxsize=1024)
+def _mode_and_owner(fields: bytes) -> tuple[int, tuple[int, int]]:
+    """Return the mode, and user and group, of bytes 100 to 124 of a header."""
+    return _number(fields[:8]), (_number(fields[8:16]), _number(fields[16:]))
+
+
+@lru_cache(maxsize=1024)
+def _tail(tail: bytes) -> tuple[int, bytes, tuple[int, int], bool, bytes]:
+    """Read a header from its type on, which most entries of an archive share.
+
+    Args:
+        tail: Bytes 156 to 512 of the header.
+
+    Returns:
+        Type flag, link name, device numbers, whether it is GNU's, and the name's
+        prefix.
+
+    Raises:
+        ValueError: A number is malformed.
+    """
+    gnu = tail[101:109] == b"ustar  \0"
+    device = (0, 0)
+    prefix = b""
+    if gnu or tail[101:107] == b"ustar\0":
+        device = (_number(tail[173:181]), _number(tail[181:189]))
+        if gnu:
+            prefix = _buggy_gnu_prefix(tail)
+        elif tail[352:] == b"tar\0":
+            prefix = _text(tail[189:320])
+            _number(tail[320:332])
+            _number(tail[332:344])
+        else:
+            prefix = _text(tail[189:344])
+    return tail[0], _text(tail[1:101]), device, gnu, prefix
+
+
+def _buggy_gnu_prefix(tail: bytes) -> bytes:
     """Return the prefix that old Go versions put where GNU has times.
 
     The Go reader accepts it when those fields are no numbers and the text is ASCII.
     """
     try:
-        for start in (345, 357):
-            if block[start]:
-                _number(block[start : start + 12])
+        for start in (189, 201):
+            if tail[start]:
+                _number(tail[start : start + 12])
     except ValueError:
-        prefix = _text(block[345:500])
+        prefix = _text(tail[189:344])
         return prefix if prefix.isascii() else b""
     return b""
 

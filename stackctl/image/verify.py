@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,59 +23,29 @@ from stackctl.errors import (
     StackctlError,
     UsageError,
 )
-from stackctl.image import bytecode as pyc
 from stackctl.image.blobs import Pump
-from stackctl.image.compare import (
-    CHECKOUT,
-    PACKAGE,
-    Comparison,
-    Finding,
-    Pinned,
-    Policy,
-    Root,
-    compare_root,
-    untracked_summary,
-)
-from stackctl.image.contents import (
-    Contents,
-    FolderContents,
-    LayerContents,
-    MemoryContents,
-)
-from stackctl.image.errors import AmbiguousImageError, DigestError
-from stackctl.image.expectation import ExpectedTree
+from stackctl.image.errors import DigestError
 from stackctl.image.layers import Budget, Interest, LayerScan, scan_layer
 from stackctl.image.layout import DirLayout, OciLayout
 from stackctl.image.limits import Limits
 from stackctl.image.platform import Platform
 from stackctl.image.reference import Reference, parse_reference, parse_registry
-from stackctl.image.rules import Allow
-from stackctl.image.source import LABEL_PREFIX, Image, Layer, Resolver
-from stackctl.image.startup import (
-    Startup,
-    Warn,
-    bytecode_warnings,
-    is_startup_name,
-    shadow_warnings,
-    startup_paths,
-    stated_version,
-)
+from stackctl.image.report import UNVERIFIABLE, Report
+from stackctl.image.roots import PACKAGE, Pinned, Policy, Root
+from stackctl.image.source import Image, Layer, Resolver
 from stackctl.image.transport import Transport
-from stackctl.image.view import Applier, Doubt, Node, View, show
 from stackctl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from stackctl.image.attribute import Candidates
+    from stackctl.image.contents import Contents
+    from stackctl.image.expectation import ExpectedTree
     from stackctl.image.folder import Folder
-    from stackctl.image.nearest import Absence
+    from stackctl.image.rules import Allow
+    from stackctl.image.startup import Warn
+    from stackctl.image.view import View
     from stackctl.image.wheel import Wheel
 
-MATCH = "match"
-MISMATCH = "mismatch"
-UNVERIFIABLE = "unverifiable"
-
-#: Bytes of a file up to which a diff is shown.
-_DIFF_LIMIT = 4 << 20
 #: Bytes above which a file is hashed only if something compares it.
 _LAZY_ABOVE = 8 << 20
 
@@ -115,9 +86,9 @@ class Request:
     """
 
     reference: str
-    expected: Sequence[ExpectedTree] | Callable[[], Sequence[ExpectedTree]]
+    expected: "Sequence[ExpectedTree] | Callable[[], Sequence[ExpectedTree]]"
     roots: tuple[Root, ...] = ()
-    allow: tuple[Allow, ...] = ()
+    allow: "tuple[Allow, ...]" = ()
     unpackaged: tuple[str, ...] = ()
     wheel: PinnedWheel | None = None
     platform: Platform | None = None
@@ -131,104 +102,13 @@ class Request:
 
 
 @dataclass(slots=True)
-class Report:
-    """The answer.
-
-    Attributes:
-        verdict: `match`, `mismatch` or `unverifiable`.
-        reason: Why, with a stable `code`.
-        exit_code: What the command exits with.
-        expected: Label of the tree that was compared with.
-        comparisons: The outcome for every root.
-        warnings: What to know beside the verdict.
-        explains: Which composition the image is, if not the expected one.
-        image: What was read.
-        diffs: Unified diffs by path.
-        ns: Time it took, in nanoseconds.
-        view: The tree that was compared, for who goes on with it.
-        source: The image that it was read from, if it was one.
-        policy: What may stand beside the tracked files.
-    """
-
-    verdict: str
-    reason: dict[str, object]
-    exit_code: int
-    expected: str = ""
-    comparisons: list[Comparison] = field(default_factory=list)
-    warnings: list[Warn] = field(default_factory=list)
-    explains: list[dict[str, object]] = field(default_factory=list)
-    image: dict[str, object] = field(default_factory=dict)
-    diffs: dict[str, str] = field(default_factory=dict)
-    ns: int = 0
-    view: View | None = None
-    source: Image | None = None
-    policy: Policy = field(default_factory=Policy)
-
-    def document(self) -> dict[str, object]:
-        """Return the report as the JSON document of the command contract."""
-        document: dict[str, object] = {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "expected": self.expected,
-            "roots": [_root_document(c) for c in self.comparisons],
-            "details": [
-                _finding_document(finding)
-                for comparison in self.comparisons
-                for finding in comparison.findings
-                if finding.status != "ignored" or finding.expected is not None
-            ],
-            "warnings": [warning.document() for warning in self.warnings],
-            "explains": self.explains,
-            "image": self.image,
-            "ns": self.ns,
-        }
-        if self.diffs:
-            document["diffs"] = self.diffs
-        return document
-
-
-def _root_document(comparison: Comparison) -> dict[str, object]:
-    counts = comparison.counts
-    return {
-        "tree_path": comparison.root.tree,
-        "image_path": comparison.root.path,
-        "real_path": "/" + show(comparison.real_path),
-        "kind": comparison.root.kind,
-        "expected_tree": comparison.expected_tree,
-        "installed_tree": comparison.installed_tree,
-        "modes": "assumed" if comparison.root.kind == PACKAGE else "checked",
-        "files": {
-            name: counts[name]
-            for name in ("matched", "missing", "modified", "extra", "ignored")
-        },
-        "untracked": untracked_summary(comparison.findings),
-    }
-
-
-def _finding_document(finding: Finding) -> dict[str, object]:
-    document: dict[str, object] = {
-        "path": show(finding.path),
-        "image_path": show(finding.image_path),
-        "status": finding.status,
-    }
-    for name, value in (("expected", finding.expected), ("actual", finding.actual)):
-        if value is not None:
-            document[name] = {"mode": f"{value[0]:06o}", "blob": value[1].hex()}
-    if finding.kind:
-        document["class"] = finding.kind
-    if finding.why:
-        document["why"] = finding.why
-    return document
-
-
-@dataclass(slots=True)
 class _Loaded:
-    view: View
-    contents: Contents
+    view: "View"
+    contents: "Contents"
     image: dict[str, object]
     config: dict[str, object] | None = None
     roots: tuple[Root, ...] = ()
-    warnings: list[Warn] = field(default_factory=list)
+    warnings: "list[Warn]" = field(default_factory=list)
 
 
 def verify(
@@ -295,7 +175,7 @@ def _check_request(request: Request, reference: Reference) -> None:
         )
 
 
-def _check_expected(trees: Sequence[ExpectedTree], roots: Sequence[Root]) -> None:
+def _check_expected(trees: "Sequence[ExpectedTree]", roots: Sequence[Root]) -> None:
     if not trees:
         raise UsageError("there is no tree to compare with")
     for expected in trees:
@@ -353,26 +233,22 @@ class _Verifier:
         report.image = loaded.image
         report.view = loaded.view
         report.warnings += loaded.warnings
-        roots = self._request.roots or loaded.roots
         policy = Policy(self._request.allow, self._request.unpackaged, pinned)
         report.policy = policy
-        expected, comparisons = self._compare(loaded.view, roots, policy)
-        left_out = _not_hashed(comparisons)
-        if left_out:
-            loaded.contents.hash(left_out)
-            expected, comparisons = self._compare(loaded.view, roots, policy)
-        report.expected = expected.label
-        report.comparisons = comparisons
-        self._refuse_doubts(loaded.view, comparisons)
-        report.warnings += self._warnings(loaded, expected, comparisons)
-        absent = self._absent(loaded.view, expected, comparisons)
-        self._decide(comparisons, absent)
-        if report.verdict == MISMATCH and not absent:
-            report.explains = self._explain(comparisons, expected)
-        for path in self._request.diff:
-            report.diffs[path] = self._diff(path, loaded, comparisons, expected)
+        from stackctl.image.judge import Judge
 
-    def _expected(self) -> Sequence[ExpectedTree]:
+        Judge(
+            self._request,
+            self._expected(),
+            loaded.view,
+            loaded.contents,
+            report,
+            config=loaded.config,
+            wheel=self._wheel,
+            candidates=self._candidates,
+        ).run(self._request.roots or loaded.roots, policy)
+
+    def _expected(self) -> "Sequence[ExpectedTree]":
         """Return the expected trees, made when they are first asked for."""
         if self._trees is None:
             given = self._request.expected
@@ -410,6 +286,8 @@ class _Verifier:
         return self._load_image(self._image())
 
     def _load_folder(self, folder: "Folder", roots: Sequence[Root]) -> _Loaded:
+        from stackctl.image.contents import FolderContents
+
         view = folder.view()
         resolved = [
             view.lookup(root.path.encode("utf-8", "surrogateescape")).path
@@ -433,6 +311,7 @@ class _Verifier:
         )
 
     def _load_wheel(self, path: Path) -> _Loaded:
+        from stackctl.image.contents import MemoryContents
         from stackctl.image.environment import package_names
         from stackctl.image.wheel import Wheel
 
@@ -461,7 +340,7 @@ class _Verifier:
         # With a wheel or a digest in a rule, big files are compared after all.
         lazy = None if self._sha256 or self._request.wheel else _LAZY_ABOVE
         return Interest(
-            magic=pyc.MAGIC, roots=roots, sha256=self._sha256, lazy_above=lazy
+            magic=MAGIC_NUMBER, roots=roots, sha256=self._sha256, lazy_above=lazy
         )
 
     def _image(self) -> Image:
@@ -507,10 +386,7 @@ class _Verifier:
         return load_docker_archive(archive, tag, limits, platform, location)
 
     def _load_image(self, image: Image) -> _Loaded:
-        view = View()
-        applier = Applier(view)
         self._report.source = image
-        warnings = [Warn(code, text, strict=False) for code, text in image.notes]
         layers: list[dict[str, object]] = []
         self._report.image = {
             "digest": image.digest,
@@ -519,7 +395,17 @@ class _Verifier:
         }
         scans = Pump(iter(self._scans(image.layers)))
         try:
-            # What the layers are compared with is got ready while they are read.
+            # What the layers are compared with is got ready while they are read, and so
+            # are the modules that do it.
+            from stackctl.image import rules
+            from stackctl.image.contents import LayerContents
+            from stackctl.image.startup import Warn
+            from stackctl.image.view import Applier, View
+
+            view = View()
+            applier = Applier(view)
+            warnings = [Warn(code, text, strict=False) for code, text in image.notes]
+            rules.known_wheel_file(b"")
             self._expected()
             self._pinned()
             for number, (layer, scan) in enumerate(
@@ -601,300 +487,6 @@ class _Verifier:
                 },
             )
 
-    def _compare(
-        self, view: View, roots: Sequence[Root], policy: Policy
-    ) -> tuple[ExpectedTree, list[Comparison]]:
-        """Compare with every expected tree and return the one that fits best."""
-        best: tuple[int, ExpectedTree, list[Comparison]] | None = None
-        for expected in self._expected():
-            comparisons = [compare_root(view, root, expected, policy) for root in roots]
-            differing = sum(
-                c.counts["missing"] + c.counts["modified"] + c.counts["extra"]
-                for c in comparisons
-            )
-            if best is None or differing < best[0]:
-                best = (differing, expected, comparisons)
-        assert best is not None
-        return best[1], best[2]
-
-    def _refuse_doubts(self, view: View, comparisons: Sequence[Comparison]) -> None:
-        relevance = _Relevance(view, comparisons)
-        others: list[Doubt] = []
-        for doubt in view.doubts:
-            path = relevance.of(doubt)
-            if path is None:
-                others.append(doubt)
-                continue
-            raise AmbiguousImageError(
-                f"layer {doubt.layer}: runtimes disagree about /{show(path)}: with "
-                "an overlay driver (containerd, Docker, podman, buildah) "
-                f"{doubt.merging}; where layers are applied to one folder (umoci, "
-                f"vfs) {doubt.unpacking}",
-                kind=f"ambiguous-{doubt.code}",
-                hint="build the layer again so that it means the same to all of them",
-                where={
-                    "layer": doubt.layer,
-                    "path": "/" + show(path),
-                    "sees": {"overlay": doubt.merging, "one-folder": doubt.unpacking},
-                },
-            )
-        if others:
-            self._report.warnings.append(
-                Warn(
-                    "ambiguous-outside-root",
-                    "runtimes disagree about files outside the roots",
-                    tuple("/" + show(d.paths[0]) for d in others[:20]),
-                    len(others),
-                    strict=False,
-                    extra={"causes": sorted({d.code for d in others})},
-                )
-            )
-
-    def _warnings(
-        self, loaded: _Loaded, expected: ExpectedTree, comparisons: list[Comparison]
-    ) -> list[Warn]:
-        warnings: list[Warn] = []
-        for comparison in comparisons:
-            unverified = comparison.of("unverified")
-            if unverified:
-                warnings.append(
-                    Warn(
-                        "untracked-unverified",
-                        f"{len(unverified)} untracked files under "
-                        f"{comparison.root.path} are judged by nothing: pin the wheel "
-                        "they come from",
-                        count=len(unverified),
-                        extra={
-                            "root": comparison.root.path,
-                            "classes": {
-                                kind: counts["unverified"]
-                                for kind, counts in untracked_summary(
-                                    unverified
-                                ).items()
-                            },
-                        },
-                    )
-                )
-            if any(f.why == "git's own data" for f in comparison.findings):
-                warnings.append(
-                    Warn(
-                        "git-data",
-                        "the checkout has a .git, which is not compared",
-                        (comparison.root.path + "/.git",),
-                        strict=False,
-                    )
-                )
-            if any(f.why.startswith("submodule") for f in comparison.findings):
-                warnings.append(
-                    Warn("submodule-unverified", "submodules are not compared")
-                )
-        roots = [c.real_path for c in comparisons]
-        duplicates = [
-            path
-            for path in loaded.view.duplicates
-            if any(path == r or path.startswith(r + b"/") or not r for r in roots)
-        ]
-        if duplicates:
-            warnings.append(
-                Warn(
-                    "duplicate-entry",
-                    "a layer has these more than once; the last one counts",
-                    tuple("/" + show(p) for p in duplicates[:20]),
-                    len(duplicates),
-                    strict=False,
-                )
-            )
-        warnings += bytecode_warnings(
-            comparisons,
-            expected,
-            loaded.contents,
-            self._source_of(loaded, comparisons),
-            lambda root: stated_version(
-                loaded.view, root, loaded.contents, loaded.config
-            ),
-        )
-        warnings += shadow_warnings(comparisons)
-        startup = Startup(
-            loaded.view,
-            comparisons,
-            loaded.contents,
-            loaded.config,
-            self._request.allow,
-        )
-        warnings += startup.warnings()
-        stated = _stated_tree(loaded.config)
-        if stated and stated != expected.subtree_id(".").hex():
-            warnings.append(
-                Warn(
-                    "label-differs",
-                    f"the image's label names the tree {stated[:40]}, which "
-                    "is another than what it was compared with",
-                    extra={"label": f"{LABEL_PREFIX}tree", "value": stated[:200]},
-                )
-            )
-        return warnings
-
-    def _source_of(
-        self, loaded: _Loaded, comparisons: Sequence[Comparison]
-    ) -> "_Sources":
-        names: dict[bytes, bytes] = {}
-        for comparison in comparisons:
-            for finding in comparison.of("ignored"):
-                if finding.why.startswith("equal to the pinned"):
-                    names[finding.image_path.lstrip(b"/")] = finding.path
-        return _Sources(self._wheel, names)
-
-    def _absent(
-        self, view: View, expected: ExpectedTree, comparisons: Sequence[Comparison]
-    ) -> "list[tuple[Comparison, Absence]]":
-        """Return the roots of which nothing is there, each without its findings.
-
-        Each of the tree's files is missing there; the count says so, and a list of all
-        of them would hide the cause.
-        """
-        found: list[tuple[Comparison, Absence]] = []
-        for comparison in comparisons:
-            if comparison.equal or comparison.counts["matched"]:
-                continue
-            from stackctl.image.nearest import absence
-
-            what = absence(view, comparison, expected.subtree(comparison.root.tree))
-            if what is not None:
-                comparison.findings = [
-                    f for f in comparison.findings if f.status != "missing"
-                ]
-                found.append((comparison, what))
-        return found
-
-    def _decide(
-        self,
-        comparisons: Sequence[Comparison],
-        absent: "Sequence[tuple[Comparison, Absence]]" = (),
-    ) -> None:
-        report = self._report
-        different = [c for c in comparisons if not c.equal]
-        strict = sorted({w.code for w in report.warnings if w.strict})
-        if different:
-            report.verdict, report.exit_code = MISMATCH, ExitCode.NO
-            totals = {
-                name: sum(c.counts[name] for c in comparisons)
-                for name in ("missing", "modified", "extra")
-            }
-            if absent:
-                report.reason = {
-                    "code": "root-missing",
-                    "message": "; ".join(what.message for _, what in absent),
-                    "hint": "; ".join(what.hint for _, what in absent),
-                    "roots": [c.root.path for c in different],
-                    "absent": [
-                        {"root": c.root.path, **what.document()} for c, what in absent
-                    ],
-                    **totals,
-                }
-                return
-            report.reason = {
-                "code": "files-differ",
-                "message": ", ".join(
-                    f"{number} {name}" for name, number in totals.items() if number
-                )
-                or "the rebuilt tree has another id",
-                "roots": [c.root.path for c in different],
-                **totals,
-            }
-        elif self._request.strict and strict:
-            report.verdict, report.exit_code = MISMATCH, ExitCode.NO
-            report.reason = {
-                "code": "strict-warnings",
-                "message": "every tracked file matches, but --strict allows none of: "
-                + ", ".join(strict),
-                "warnings": strict,
-            }
-        else:
-            report.verdict, report.exit_code = MATCH, ExitCode.OK
-            report.reason = {
-                "code": "equal",
-                "message": "every root holds exactly the expected tree",
-            }
-
-    def _explain(
-        self, comparisons: Sequence[Comparison], expected: ExpectedTree
-    ) -> list[dict[str, object]]:
-        if self._candidates is None or all(c.equal for c in comparisons):
-            return []
-        from stackctl.image.attribute import explain
-
-        return explain(comparisons, self._candidates)
-
-    def _diff(
-        self,
-        path: str,
-        loaded: _Loaded,
-        comparisons: Sequence[Comparison],
-        expected: ExpectedTree,
-    ) -> str:
-        wanted = path.encode("utf-8", "surrogateescape")
-        for comparison in comparisons:
-            tree = comparison.root.tree.strip("/")
-            prefix = b"" if tree in ("", ".") else tree.encode() + b"/"
-            root = b"/" + comparison.real_path + b"/"
-            literal = comparison.root.path.rstrip("/").encode() + b"/"
-            for start in (prefix, root, literal):
-                if not wanted.startswith(start):
-                    continue
-                inner = wanted[len(start) :]
-                node = comparison.nodes.get(inner)
-                tracked = expected.entries.get(prefix + inner)
-                if node is None and tracked is None:
-                    continue
-                before = expected.read(tracked[1]) if tracked else b""
-                after = b""
-                if node is not None:
-                    if node.size > _DIFF_LIMIT:
-                        return f"{path}: {node.size} bytes are too many for a diff\n"
-                    place = root.lstrip(b"/") + inner
-                    after = dict(loaded.contents.fetch([(place, node)])).get(place, b"")
-                return unified_diff(before, after, show(prefix + inner))
-        raise UsageError(
-            f"--diff {path}: there is no such file in the tree or under a root",
-            kind="no-such-file",
-            hint="give its path in the tree, such as vllm/envs.py",
-        )
-
-
-class _Sources:
-    """Gives the judged source of an untracked file by its path in the image."""
-
-    def __init__(self, wheel: "Wheel | None", names: Mapping[bytes, bytes]) -> None:
-        self._wheel = wheel
-        self._names = names
-
-    def __call__(self, path: bytes) -> bytes | None:
-        name = self._names.get(path)
-        if name is None or self._wheel is None:
-            return None
-        return self._wheel.read(name)
-
-
-def _stated_tree(config: dict[str, object] | None) -> str:
-    """Return the tree that an image's label names, or nothing."""
-    run = config.get("config") if config else None
-    labels = run.get("Labels") if isinstance(run, dict) else None
-    value = labels.get(f"{LABEL_PREFIX}tree") if isinstance(labels, dict) else None
-    return value if isinstance(value, str) else ""
-
-
-def _not_hashed(comparisons: Sequence[Comparison]) -> list[Node]:
-    """Return the files that something compares and the first pass did not hash."""
-    return [
-        finding.node
-        for comparison in comparisons
-        for finding in comparison.findings
-        if finding.node is not None
-        and finding.node.kind == "f"
-        and finding.node.oid is None
-        and finding.status in ("modified", "extra")
-    ]
-
 
 def _layer_key(layer: Layer) -> tuple[str | None, str]:
     return layer.digest, layer.diff_id
@@ -916,89 +508,3 @@ def _in_order(
         yield done[key]
         if last[key] == number:
             del done[key]
-
-
-class _Relevance:
-    """Decides whether a doubt concerns what was compared, or how Python starts."""
-
-    def __init__(self, view: View, comparisons: Sequence[Comparison]) -> None:
-        self._roots = [c.real_path for c in comparisons]
-        self._checkouts = [c.real_path for c in comparisons if c.root.kind == CHECKOUT]
-        self._exact: set[bytes] = set()
-        for comparison in comparisons:
-            self._exact.update(
-                view.lookup(
-                    comparison.root.path.encode("utf-8", "surrogateescape")
-                ).visited
-            )
-        exact, self._folders = startup_paths(view, [c.root for c in comparisons])
-        self._exact |= exact
-        self._links: set[bytes] = set()
-        self._checkout_links: set[bytes] = set()
-        for comparison in comparisons:
-            for node in comparison.nodes.values():
-                if node.names:
-                    self._links.update(node.names)
-                    if comparison.root.kind == CHECKOUT:
-                        self._checkout_links.update(node.names)
-        self._above = _ancestors(self._exact | self._links | self._folders)
-
-    def of(self, doubt: Doubt) -> bytes | None:
-        """Return the path that makes a doubt count, or None."""
-        for path in doubt.paths:
-            if doubt.modes_only:
-                if path in self._checkout_links or _inside(path, self._checkouts):
-                    return path
-            elif self._counts(path):
-                return path
-        return None
-
-    def _counts(self, path: bytes) -> bool:
-        return (
-            not path
-            or _inside(path, self._roots)
-            or path in self._above
-            or path in self._exact
-            or path in self._links
-            or path.rpartition(b"/")[0] in self._folders
-            or is_startup_name(path)
-        )
-
-
-def _ancestors(paths: Iterable[bytes]) -> set[bytes]:
-    found: set[bytes] = set()
-    for path in paths:
-        while path and path not in found:
-            found.add(path)
-            path = path.rpartition(b"/")[0]
-    return found
-
-
-def _inside(path: bytes, folders: Iterable[bytes]) -> bool:
-    return any(
-        not folder or path == folder or path.startswith(folder + b"/")
-        for folder in folders
-    )
-
-
-def unified_diff(before: bytes, after: bytes, path: str) -> str:
-    """Return the difference of two texts, or a sentence if one is binary."""
-    import difflib
-
-    if before == after:
-        return ""
-    try:
-        old, new = before.decode("utf-8"), after.decode("utf-8")
-    except UnicodeDecodeError:
-        return f"binary files differ: {len(before)} and {len(after)} bytes\n"
-    lines: list[str] = []
-    for line in difflib.unified_diff(
-        old.splitlines(keepends=True),
-        new.splitlines(keepends=True),
-        f"expected/{path}",
-        f"image/{path}",
-    ):
-        lines.append(line)
-        if not line.endswith("\n"):
-            lines.append("\n\\ No newline at end of file\n")
-    return "".join(lines)

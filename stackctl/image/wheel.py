@@ -15,7 +15,6 @@ from typing import BinaryIO
 
 from stackctl.image import inflate as deflated
 from stackctl.image.blobs import CHUNK
-from stackctl.image.compare import Pinned
 from stackctl.image.errors import (
     AmbiguousImageError,
     DigestError,
@@ -25,6 +24,7 @@ from stackctl.image.errors import (
 from stackctl.image.layers import clean_path
 from stackctl.image.layout import read_file
 from stackctl.image.limits import Limits
+from stackctl.image.roots import Pinned
 from stackctl.image.view import Node, View, show
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from stackctl.cache import Cache
 from stackctl.errors import StackctlError
-from stackctl.image.compare import Root
 from stackctl.image.expectation import ExpectedTree, from_store
 from stackctl.image.platform import parse_platform
+from stackctl.image.roots import Root
 from stackctl.image.rules import Allow
 from stackctl.image.series import pinned_wheel
 from stackctl.image.transport import Transport

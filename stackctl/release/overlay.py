@@ -29,7 +29,7 @@ from stackctl.errors import (
     UsageError,
 )
 from stackctl.image.attribute import Touch
-from stackctl.image.compare import PACKAGE, Comparison, Root, compare_root
+from stackctl.image.compare import Comparison, compare_root
 from stackctl.image.expectation import (
     MODE_EXECUTABLE,
     MODE_GITLINK,
@@ -39,8 +39,10 @@ from stackctl.image.expectation import (
 )
 from stackctl.image.layers import Budget, Interest, scan_layer
 from stackctl.image.limits import Limits
+from stackctl.image.report import MATCH, Report
+from stackctl.image.roots import PACKAGE, Root
 from stackctl.image.source import Image
-from stackctl.image.verify import MATCH, Report, Request, verify
+from stackctl.image.verify import Request, verify
 from stackctl.image.view import Applier, Node, View, show
 from stackctl.image.write import Item, LayoutWriter, sha256, tar_bytes
 from stackctl.progress import SILENT, Progress

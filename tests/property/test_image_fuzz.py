@@ -27,10 +27,10 @@ from layered import CASES
 from stackctl.errors import StackctlError
 from stackctl.image import bytecode, documents
 from stackctl.image.blobs import decompress
-from stackctl.image.compare import PACKAGE, Root
 from stackctl.image.expectation import folder_tree
 from stackctl.image.layers import Budget, Interest, scan_layer
 from stackctl.image.limits import Limits
+from stackctl.image.roots import PACKAGE, Root
 from stackctl.image.tar import ByteStream, TarReader
 from stackctl.image.verify import Request, verify
 from stackctl.image.view import Applier, View

@@ -18,10 +18,11 @@ import pytest
 from images import PACKAGE_ROOT, SITE, Demo, Tar, build_image, tree_layer, write_layout
 from runtimes import Docker, Refused, find_dockerd, run, running_registry
 
-from stackctl.image.compare import CHECKOUT, PACKAGE, Root
 from stackctl.image.expectation import ExpectedTree, folder_tree
+from stackctl.image.report import Report
+from stackctl.image.roots import CHECKOUT, PACKAGE, Root
 from stackctl.image.transport import Transport
-from stackctl.image.verify import Report, Request, verify
+from stackctl.image.verify import Request, verify
 
 pytestmark = pytest.mark.tools
 ROOT = Root("demo", PACKAGE_ROOT, PACKAGE)

@@ -25,7 +25,8 @@ from stackctl.compose.compose import compose_series
 from stackctl.compose.materialise import materialise
 from stackctl.image.expectation import ExpectedTree, from_store
 from stackctl.image.platform import Platform
-from stackctl.image.verify import PinnedWheel, Report, Request, verify
+from stackctl.image.report import Report
+from stackctl.image.verify import PinnedWheel, Request, verify
 from stackctl.image.write import LayoutWriter
 from stackctl.model.ids import Sha256
 from stackctl.model.series import Series, load_series

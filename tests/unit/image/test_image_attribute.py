@@ -7,10 +7,11 @@ from pathlib import Path
 from images import PACKAGE_ROOT, SITE, Demo, build_image, tree_layer, write_layout
 
 from stackctl.image.attribute import Candidate, Touch
-from stackctl.image.compare import PACKAGE, Root
 from stackctl.image.expectation import MODE_FILE, folder_tree
 from stackctl.image.layers import blob_id
-from stackctl.image.verify import Report, Request, verify
+from stackctl.image.report import Report
+from stackctl.image.roots import PACKAGE, Root
+from stackctl.image.verify import Request, verify
 
 
 class Known:

@@ -19,10 +19,11 @@ from registry_server import (
     truncated,
 )
 
-from stackctl.image.compare import PACKAGE, Root
 from stackctl.image.expectation import folder_tree
+from stackctl.image.report import Report
+from stackctl.image.roots import PACKAGE, Root
 from stackctl.image.transport import Transport
-from stackctl.image.verify import Report, Request, verify
+from stackctl.image.verify import Request, verify
 
 
 class Client:

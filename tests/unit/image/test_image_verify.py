@@ -30,11 +30,12 @@ from images import (
 
 from stackctl.errors import PinError, UsageError
 from stackctl.image import bytecode
-from stackctl.image.compare import CHECKOUT, PACKAGE, Root
 from stackctl.image.expectation import ExpectedTree, folder_tree
 from stackctl.image.limits import Limits
+from stackctl.image.report import Report
+from stackctl.image.roots import CHECKOUT, PACKAGE, Root
 from stackctl.image.rules import Allow
-from stackctl.image.verify import PinnedWheel, Report, Request, verify
+from stackctl.image.verify import PinnedWheel, Request, verify
 
 MAGIC = importlib.util.MAGIC_NUMBER
 MTIME = 1_700_000_000
