@@ -21,13 +21,19 @@ from stackctl.cli.output import Outcome, table
 from stackctl.cli.selection import split_names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stackctl.gates.qualify import Qualification, Row
 
 EXAMPLE = (
     "Examples: stackctl qualify --dry-run; "
     "stackctl qualify --python /opt/venv/bin/python; "
-    "stackctl qualify --set parallel-prefill --json"
+    "stackctl qualify --set parallel-prefill --json; "
+    "stackctl qualify --run-all"
 )
+
+MAX_WHY = 120
+"""Most characters of a reason in the table; `--json` has it whole."""
 
 
 def register(app: typer.Typer) -> None:
@@ -60,35 +66,64 @@ def register(app: typer.Typer) -> None:
         served_model: ServedModelOption = None,
         gpu: GpuOption = None,
         fresh: FreshOption = False,
+        run_all: Annotated[
+            bool,
+            typer.Option(
+                "--run-all",
+                help="Run also what a fresh receipt answers, where it can run here.",
+            ),
+        ] = False,
     ) -> Outcome:
-        """Run every gate that the series names and give one verdict.
+        """Answer every gate that the series names and give one verdict.
 
-        Exits with the worst verdict of the required gates: 9 invalid, 1 rejected, 7
-        insufficient evidence, 8 not tested, 0 qualified; advisory gates do not count.
-        After an interruption it goes on where it stood.
+        A gate that a receipt below receipts/ answers is not run again: one that is
+        believed, about the project as it is, and signed as the policy asks. The others
+        run, where they can run here. Exits with the worst verdict of the required
+        gates: 9 invalid, 1 rejected, 7 insufficient evidence, 8 not tested, 0
+        qualified; advisory gates do not count. After an interruption it goes on where
+        it stood.
         """
         from stackctl.compose.plan import find_set
+        from stackctl.gates.answers import look
         from stackctl.gates.arms import ComposedTrees
         from stackctl.gates.model import load_gates
         from stackctl.gates.qualify import asked_gates, forecast
-        from stackctl.gates.qualify import qualify as run_all
-        from stackctl.gates.run import Engine
+        from stackctl.gates.qualify import qualify as run_all_of
+        from stackctl.gates.run import Engine, model_identity
 
         series = session.series
         wanted = [find_set(series, name).name for name in split_names(sets)]
         asked = asked_gates(series, load_gates(session.project), wanted)
         here = here_of(python, site, model, base_url, gpu, served_model)
+        answers = look(
+            series,
+            session.cache,
+            {item.gate.name for item in asked},
+            model=model_identity(model),
+            offline=session.offline,
+            progress=session.progress,
+        )
+        if answers.problem:
+            session.progress.note(f"receipts are not looked at: {answers.problem}")
         trees = ComposedTrees(series, session.cache, session.offline, session.progress)
         with Engine(session.project, trees, here, progress=session.progress) as engine:
             if dry_run:
-                rows = forecast(engine, asked)
+                rows = forecast(engine, asked, answers, run_all=run_all)
                 return Outcome({"gates": rows}, lambda: _forecast(rows))
             note = session.progress.note
 
             def told(row: "Row") -> None:
-                note(f"{row.asked.gate.name}: {row.document['verdict']}")
+                note(f"{row.asked.gate.name}: {row.document['verdict']} ({_by(row)})")
 
-            found = run_all(engine, asked, jobs=jobs, fresh=fresh, told=told)
+            found = run_all_of(
+                engine,
+                asked,
+                answers,
+                jobs=jobs,
+                fresh=fresh,
+                run_all=run_all,
+                told=told,
+            )
         return Outcome(
             found.document(), lambda: _result(found), VERDICT_CODES[found.verdict]
         )
@@ -100,54 +135,122 @@ def _seconds(value: float | None) -> str:
     return f"{value:.0f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
+def _who(required: list[str], advisory: list[str]) -> str:
+    return ", ".join([*required, *(f"({name})" for name in advisory)])
+
+
+def _receipt(facts: "Mapping[str, Any]") -> str:
+    """Say of when and where a receipt is, and who vouches for it."""
+    day = (facts["started"] or "an unknown day")[:16].replace("T", " ")
+    return f"{day}, {facts['hardware']}, {facts['signature']}"
+
+
 def _forecast(rows: list[dict[str, Any]]) -> list[str]:
     lines = table(
-        ["gate", "kind", "for", "units", "expected", "at most", "runs"],
+        ["gate", "kind", "for (advisory)", "units", "expected", "at most", "runs"],
         [
             [
                 row["gate"],
                 row["kind"],
                 _who(row["required"], row["advisory"]),
                 str(row["units"]),
-                _seconds(row["expected_s"]),
+                ("~" if row["expected_from"] == "receipt" else "")
+                + _seconds(row["expected_s"]),
                 _seconds(row["limit_s"]),
-                "no: " + "; ".join(row["missing"])
-                if row["missing"]
-                else ("alone" if row["alone"] else "yes"),
+                _will(row),
             ]
             for row in rows
         ],
     )
-    able = [row for row in rows if not row["missing"]]
+    able = [row for row in rows if row["runs"]]
+    held = [row for row in rows if row["answered_by"]]
     known = [row["expected_s"] for row in able if row["expected_s"] is not None]
     most = sum(row["limit_s"] for row in able)
-    unknown = len(able) - len(known)
-    rest = f" and {unknown} not known" if unknown else ""
-    return [
-        *lines,
-        f"{len(able)} of {len(rows)} gates can run here: {_seconds(sum(known))}{rest} "
-        f"one after the other, {_seconds(most)} at most",
-    ]
+    summary = [f"{_gates(len(able))} would run"]
+    if able:
+        least = f"about {_seconds(sum(known))}" if known else "no estimate"
+        unknown = len(able) - len(known)
+        rest = f" and {unknown} that never ran" if known and unknown else ""
+        summary[0] += f": {least}{rest} one after the other, at most {_seconds(most)}"
+    if held:
+        again = sum(not row["missing"] for row in held)
+        more = f"; {again} of them can run here, with --run-all" if again else ""
+        word = "is" if len(held) == 1 else "are"
+        summary.append(f"{_gates(len(held))} {word} answered by receipts{more}")
+    if lost := len(rows) - len(able) - len(held):
+        word = "is" if lost == 1 else "are"
+        summary.append(
+            f"{_gates(lost)} {word} not tested: cannot run here, and no receipt answers"
+        )
+    if any(row["expected_from"] == "receipt" for row in rows):
+        summary.append("~ as long as it took where its receipt is from")
+    return [*lines, *summary]
 
 
-def _who(required: list[str], advisory: list[str]) -> str:
-    return ", ".join([*required, *(f"({name})" for name in advisory)])
+def _gates(count: int) -> str:
+    return f"{count} gate" if count == 1 else f"{count} gates"
+
+
+def _will(row: dict[str, Any]) -> str:
+    """Say what becomes of a gate."""
+    if row["answered_by"]:
+        facts = row["answered_by"]
+        digest = facts["digest"][:12]
+        return f"receipt {digest}: {facts['verdict']} ({_receipt(facts)})"
+    if row["missing"]:
+        return "no: " + "; ".join([*row["missing"], *row["receipts"]])
+    return "alone" if row["alone"] else "yes"
+
+
+def _by(row: "Row") -> str:
+    """Say what a verdict is from."""
+    if row.receipt is not None:
+        return f"receipt {row.receipt['digest'][:12]}"
+    return {"ran": "ran now", "interrupted-run": "ran before", None: "-"}[row.source]
+
+
+def _why(row: "Row") -> str:
+    reasons = "; ".join(row.document["reasons"])
+    if row.receipt is not None:
+        reasons = f"{_receipt(row.receipt)}: {reasons}"
+    return reasons if len(reasons) <= MAX_WHY else f"{reasons[: MAX_WHY - 3]}..."
 
 
 def _result(found: "Qualification") -> list[str]:
     if not found.rows:
         return ["the series names no gate: not tested"]
     lines = table(
-        ["gate", "for (advisory)", "verdict", "time", "why"],
+        ["gate", "verdict", "by", "time", "for (advisory)", "why"],
         [
             [
                 row.document["gate"],
-                _who(list(row.asked.required), list(row.asked.advisory)),
                 str(row.document["verdict"] or "not decided"),
-                "before" if row.again else _seconds(row.document["ns"] / 1e9),
-                "; ".join(row.document["reasons"])[:100],
+                _by(row),
+                _seconds(row.document["ns"] / 1e9) if row.source == "ran" else "-",
+                _who(list(row.asked.required), list(row.asked.advisory)),
+                _why(row),
             ]
             for row in found.rows
         ],
     )
-    return [*lines, f"verdict: {found.verdict}"]
+    held = sum(row.source == "receipt" for row in found.rows)
+    if held:
+        word = "was" if held == 1 else "were"
+        lines.append(
+            f"{_gates(held)} {word} answered by receipts and not run now (--run-all "
+            "runs what can run here)"
+        )
+    needed = [row for row in found.rows if row.asked.counts]
+    for verdict in dict.fromkeys(row.document["verdict"] for row in needed):
+        names = [
+            row.document["gate"]
+            for row in needed
+            if row.document["verdict"] == verdict != "qualified"
+        ]
+        if names:
+            lines.append(f"required and {verdict or 'not decided'}: {', '.join(names)}")
+    good = sum(row.document["verdict"] == "qualified" for row in needed)
+    return [
+        *lines,
+        f"verdict: {found.verdict} ({good} of {len(needed)} required gates qualified)",
+    ]

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from stackctl.gates.model import Gate
-from stackctl.gates.snapshot import Gpu, Python, gpus, package_problem, probe_python
+from stackctl.gates.snapshot import Gpu, Python, gpus, package_problems, probe_python
 
 PYTHON_VARIABLE = "STACKCTL_GATE_PYTHON"
 """Environment variable: the Python that runs units, where `--python` is not given."""
@@ -83,11 +83,7 @@ class Here:
             if python.problem:
                 reasons.append(f"Python does not start: {python.problem}")
             else:
-                reasons += [
-                    problem
-                    for item in needs.packages
-                    if (problem := package_problem(item, python.packages))
-                ]
+                reasons += package_problems(needs.packages, python.packages)
         return reasons
 
 

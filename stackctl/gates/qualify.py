@@ -4,7 +4,8 @@
 A gate that several sets name runs once. Gates that need no GPU and measure no time run
 side by side; the others run alone, one after the other, when those are done. A run that
 was interrupted goes on: gates that it had answered, and units that it had finished, are
-not repeated unless something they depend on has changed.
+not repeated unless something they depend on has changed. What a fresh, believed receipt
+answers is not run again, and need not run here at all.
 """
 
 import json
@@ -15,10 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from stackctl.errors import InputError
 from stackctl.fsutil import write_atomic
+from stackctl.gates.answers import Answers
 from stackctl.gates.asked import askers
 from stackctl.gates.model import FOLDER, Gate
 from stackctl.gates.rule.model import ORDER
@@ -27,6 +29,9 @@ from stackctl.model.series import Series
 
 JOURNAL: Final = "qualify.json"
 """What an interrupted run had answered; gone when a run ends."""
+
+Source = Literal["ran", "interrupted-run", "receipt"]
+"""What a verdict is from: a run of now, one that was interrupted, a receipt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +66,14 @@ class Row:
     Attributes:
         asked: The gate and who asks.
         document: The document of `gate run`.
-        again: Whether an interrupted run had answered it.
+        source: What the verdict is from; None where nothing answers the gate.
+        receipt: Which receipt it is, of when and where, where one answers the gate.
     """
 
     asked: Asked
     document: dict[str, Any]
-    again: bool = False
+    source: Source | None = "ran"
+    receipt: dict[str, Any] | None = None
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -75,7 +82,9 @@ class Row:
             "kind": self.asked.gate.kind,
             "required": list(self.asked.required),
             "advisory": list(self.asked.advisory),
-            "answered_before": self.again,
+            "source": self.source,
+            "answered_by": self.receipt,
+            "answered_before": self.source == "interrupted-run",
         }
 
 
@@ -143,33 +152,48 @@ def asked_gates(
     ]
 
 
-def forecast(engine: Engine, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+def forecast(
+    engine: Engine, asked: Sequence[Asked], answers: Answers, *, run_all: bool = False
+) -> list[dict[str, Any]]:
     """Return what would run and for how long, without running anything.
 
     Args:
         engine: The engine.
         asked: The gates.
+        answers: What receipts answer.
+        run_all: Run also what they answer.
 
     Returns:
-        A row per gate: `units`, `limit_s` (all units at their limit), `expected_s`
-        (from its last run; None where there is none), `missing`.
+        A row per gate: `runs`, or `answered_by` a receipt, or what is `missing`;
+        `units`, `limit_s` (all units at their limit), `expected_s` (`expected_from`
+        its last run here or a receipt of another machine; None where there is none).
     """
     rows = []
     for item in asked:
         gate = item.gate
         slots = len(engine.schedule(gate, list(gate.arms), 0).slots)
         rounds = -(-slots // gate.parallel)
-        past = past_seconds(engine.runs, gate)
+        past, source = past_seconds(engine.runs, gate), "run"
+        if past is None:
+            past, source = answers.unit_seconds(gate.name), "receipt"
+        missing = engine.here.missing(gate)
+        answer = answers.answer(gate.name)
+        if run_all and not missing:
+            answer = None
         rows.append(
             {
                 "gate": gate.name,
                 "kind": gate.kind,
                 "required": list(item.required),
                 "advisory": list(item.advisory),
-                "missing": engine.here.missing(gate),
+                "missing": missing,
+                "runs": not missing and answer is None,
+                "answered_by": None if answer is None else answers.facts(answer),
+                "receipts": [] if answer else answers.against(gate.name),
                 "units": slots,
                 "limit_s": rounds * gate.limits.seconds,
                 "expected_s": None if past is None else round(rounds * past, 1),
+                "expected_from": None if past is None else source,
                 "alone": item.alone,
             }
         )
@@ -188,6 +212,10 @@ class _Journal:
             found = json.loads(self._path.read_bytes())
             if isinstance(found, dict):
                 self._answers = found
+
+    def has(self, gate: str) -> bool:
+        """Whether the interrupted run had answered a gate, then."""
+        return gate in self._answers
 
     def find(self, gate: str, bound: object) -> dict[str, Any] | None:
         """Return the answer of a gate, if nothing it depends on has changed."""
@@ -218,9 +246,11 @@ class _Journal:
 def qualify(
     engine: Engine,
     asked: Sequence[Asked],
+    answers: Answers,
     *,
     jobs: int = 0,
     fresh: bool = False,
+    run_all: bool = False,
     told: Callable[[Row], None] = lambda _: None,
 ) -> Qualification:
     """Run gates to one verdict.
@@ -228,9 +258,11 @@ def qualify(
     Args:
         engine: The engine.
         asked: The gates, in their order.
+        answers: What receipts answer.
         jobs: Most gates at once, of those that may run side by side; by default half
             the CPUs.
         fresh: Repeat what an interrupted run had answered.
+        run_all: Run also what a receipt answers, where that can run here.
         told: Told of every gate as it is answered.
 
     Returns:
@@ -247,21 +279,36 @@ def qualify(
     def answer(item: Asked) -> Row:
         gate = item.gate
         outcome = engine.run(gate, fresh=fresh)
-        row = Row(item, outcome.document(engine.project))
+        row = _ran(item, outcome.document(engine.project), answers)
+        if outcome.folder is None:
+            row.source = None  # it cannot run here
+            row.document["reasons"] += answers.against(gate.name)
+            return row
         journal.add(gate.name, bounds.get(gate.name), row.document)
         return row
 
+    def known(item: Asked) -> Row | None:
+        """Return what need not be run, and prepare what has to be."""
+        name = item.gate.name
+        runs = not engine.here.missing(item.gate)
+        if runs and not fresh and journal.has(name):
+            bounds[name] = engine.prepare(item.gate)
+            if (before := journal.find(name, bounds[name])) is not None:
+                return Row(item, before, "interrupted-run")
+        held = answers.answer(name)
+        if held is not None and not (runs and run_all):
+            return Row(item, answers.document(held), "receipt", answers.facts(held))
+        if runs and name not in bounds:
+            bounds[name] = engine.prepare(item.gate)
+        return None
+
     open_: list[Asked] = []
     for item in asked:
-        gate = item.gate
-        if not engine.here.missing(gate):
-            bounds[gate.name] = engine.prepare(gate)
-            known = None if fresh else journal.find(gate.name, bounds[gate.name])
-            if known is not None:
-                found[gate.name] = Row(item, known, again=True)
-                told(found[gate.name])
-                continue
-        open_.append(item)
+        if (row := known(item)) is None:
+            open_.append(item)
+            continue
+        found[item.gate.name] = row
+        told(row)
     side = [item for item in open_ if not item.alone]
     workers = max(1, jobs or (os.cpu_count() or 2) // 2)
     pool = ThreadPoolExecutor(workers)
@@ -283,3 +330,19 @@ def qualify(
     journal.end()
     rows = [found[item.gate.name] for item in asked]
     return Qualification(rows, time.monotonic_ns() - begun)
+
+
+def _ran(item: Asked, document: dict[str, Any], answers: Answers) -> Row:
+    """Return the row of a run of now; it does not outvote a receipt that rejects."""
+    old = answers.answer(item.gate.name)
+    if old is None or old.verdict != "rejected" or document["verdict"] == "rejected":
+        return Row(item, document)
+    said = document["verdict"] or "nothing"
+    why = (
+        f"a fresh receipt rejects it: {answers.place(old)}; the run of now says "
+        f"{said}. If that run was faulty, take its receipt out in a commit that says "
+        "why"
+    )
+    verdict = "invalid" if said == "invalid" else "rejected"
+    reasons = [why, *document["reasons"]]
+    return Row(item, {**document, "verdict": verdict, "reasons": reasons})

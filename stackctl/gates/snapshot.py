@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -327,23 +327,29 @@ def probe_python(path: str, site: Path | None = None) -> Python:
         return Python(path, None, {}, f"{path}: {''.join(last) or 'no answer'}")
 
 
-def package_problem(requirement: str, packages: Mapping[str, str]) -> str:
-    """Return why a requirement does not hold, else nothing.
+def package_problems(
+    requirements: Iterable[str], packages: Mapping[str, str]
+) -> list[str]:
+    """Return which requirements do not hold, in words.
 
     Args:
-        requirement: A name with its versions.
+        requirements: Names with their versions.
         packages: What is there.
     """
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    wanted = Requirement(requirement)
-    version = packages.get(canonicalize_name(wanted.name))
-    if version is None:
-        return f"the package {requirement} is not installed"
-    if not wanted.specifier.contains(version, prereleases=True):
-        return f"the package {wanted.name} is {version}; needed is {requirement}"
-    return ""
+    absent, others = [], []
+    for requirement in requirements:
+        wanted = Requirement(requirement)
+        version = packages.get(canonicalize_name(wanted.name))
+        if version is None:
+            absent.append(requirement)
+        elif not wanted.specifier.contains(version, prereleases=True):
+            others.append(
+                f"the package {wanted.name} is {version}; needed is {requirement}"
+            )
+    return [f"not installed: {', '.join(absent)}", *others] if absent else others
 
 
 @contextlib.contextmanager

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A team qualifies its series: one table, one verdict, and no work done twice."""
 
+import hashlib
+import os
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from gating import add_gate, gate_project, processes_of
+from gating import add_gate, gate_project, processes_of, read_json
 from support import Project, program, program_environment, run
 
 
@@ -90,9 +92,14 @@ def test_a_dry_run_runs_nothing_and_says_how_long(project, tmp_path):
     assert row["missing"] == [] and "nothing-" in other["missing"][0]
     assert qualify(project).code == 8 and mark.exists()
     (row, _) = qualify(project, "--dry-run").json["gates"]
-    assert row["expected_s"] is not None
+    assert row["expected_s"] is not None and row["expected_from"] == "run"
+    assert not row["runs"] and row["answered_by"]["verdict"] == "qualified"
     text = run("qualify", "--dry-run", cwd=project.folder).out
-    assert "1 of 2 gates can run here" in text
+    assert "0 gates would run\n1 gate is answered by receipts; 1 of them" in text
+    (row, _) = qualify(project, "--dry-run", "--run-all").json["gates"]
+    assert row["runs"] and row["answered_by"] is None
+    text = run("qualify", "--dry-run", "--run-all", cwd=project.folder).out
+    assert "1 gate would run: about " in text and "at most 7 s\n" in text
 
 
 WAITS = """
@@ -143,9 +150,12 @@ def test_an_interrupted_run_goes_on_without_repeating(project, tmp_path):
     assert sorted(ran) == sorted(
         ["first0", "first1", "second0", "second1", "second1", "third0", "third1"]
     )
-    # That run is over: the next one asks everything again.
-    again = qualify(project, "--jobs", "2")
-    assert [entry["answered_before"] for entry in again.json["gates"]] == [False] * 3
+    # That run is over: its receipts answer, or everything is asked again.
+    again = qualify(project)
+    assert [entry["source"] for entry in again.json["gates"]] == ["receipt"] * 3
+    assert (folder / "ran").read_text().split() == ran
+    again = qualify(project, "--jobs", "2", "--run-all")
+    assert [entry["source"] for entry in again.json["gates"]] == ["ran"] * 3
     assert len((folder / "ran").read_text().split()) == len(ran) + 6
 
 
@@ -180,3 +190,136 @@ def test_an_answer_does_not_outlive_what_it_depends_on(project, tmp_path):
     done = qualify(project)
     assert done.code == 0
     assert [entry["answered_before"] for entry in done.json["gates"]] == [False] * 2
+
+
+# --- receipts -----------------------------------------------------------------------
+
+SPECIAL = '[needs]\ncommands = ["special-hardware"]\n'
+FILE = """
+found = Path(__file__).with_name("answer").read_text()
+say(cases(found == "yes"))
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine that has what the gate needs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "special-hardware"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.fixture
+def brought(project: Project, machine: dict[str, str]) -> Project:
+    """A project with a receipt of another machine: the gate cannot run on this one."""
+    add_gate(project, "special", FILE, SPECIAL)
+    answer(project, "yes")
+    ask(project, alpha='{ required = ["special"] }')
+    ran = qualify(project, env=machine)
+    assert (ran.code, ran.json["gates"][0]["source"]) == (0, "ran"), ran.json
+    return project
+
+
+def answer(project: Project, text: str) -> None:
+    (project.folder / "ci/gates/answer").write_text(text)
+
+
+def receipts(project: Project) -> list[Path]:
+    return sorted((project.folder / "receipts/special").glob("*.json"))
+
+
+def test_a_receipt_answers_what_cannot_run_here(brought):
+    (path,) = receipts(brought)
+    done = qualify(brought)
+    (row,) = done.json["gates"]
+    assert (done.code, done.json["verdict"]) == (0, "qualified")
+    assert (row["source"], row["answered_before"]) == ("receipt", False)
+    held = read_json(path)["predicate"]
+    by = row["answered_by"]
+    assert by["digest"] == path.stem and by["file"] == f"receipts/special/{path.name}"
+    assert by["started"] == held["run"]["started"] and by["signature"] == "unsigned"
+    assert held["scope"]["host"]["cpu"] in by["hardware"]
+    assert row["receipt"] == by["file"] and row["ns"] == 0 and row["units"] == 1
+    # It does not become a run because one asks for everything.
+    assert qualify(brought, "--run-all").json["gates"] == done.json["gates"]
+    text = run("qualify", cwd=brought.folder).out
+    assert f"receipt {path.stem[:12]}" in text and "unsigned" in text
+    assert "1 gate was answered by receipts and not run now" in text
+    (row,) = qualify(brought, "--dry-run").json["gates"]
+    assert row["answered_by"] == by and row["missing"] and not row["runs"]
+    assert receipts(brought) == [path]
+
+
+def edited(path: Path, old: bytes, new: bytes) -> None:
+    """Rewrite a receipt by all rules of the format."""
+    data = path.read_bytes()
+    assert old in data
+    data = data.replace(old, new)
+    path.unlink()
+    path.with_name(f"{hashlib.sha256(data).hexdigest()}.json").write_bytes(data)
+
+
+def forge(project: Project) -> None:
+    edited(receipts(project)[0], b'"equal":true', b'"equal":false')
+
+
+def change_the_script(project: Project) -> None:
+    script = project.folder / "ci/gates/special.py"
+    script.write_text(script.read_text() + "# changed\n")
+
+
+def ask_for_signatures(project: Project) -> None:
+    key = "gpg:" + "0123456789ABCDEF" * 2 + "01234567"
+    series = project.folder / "series.toml"
+    text = f'{series.read_text()}\n[policy]\nreceipt_signers = ["{key}"]\n'
+    series.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (forge, "not believed: the verdict is qualified, but its samples give"),
+        (change_the_script, "stale: ci/gates/special.py (script): changed"),
+        (ask_for_signatures, "not believed: unsigned; the policy asks"),
+    ],
+)
+def test_a_receipt_that_does_not_count_answers_nothing(brought, machine, change, why):
+    change(brought)
+    done = qualify(brought)
+    (row,) = done.json["gates"]
+    assert (done.code, row["verdict"], row["source"]) == (8, "not-tested", None)
+    assert row["answered_by"] is None and row["receipt"] is None
+    assert any(why in reason for reason in row["reasons"]), row["reasons"]
+    (row,) = qualify(brought, "--dry-run").json["gates"]
+    assert any(why in text for text in row["receipts"])
+    # Where it can run, it runs.
+    done = qualify(brought, env=machine)
+    assert (done.code, done.json["gates"][0]["source"]) == (0, "ran")
+
+
+def test_a_rejection_is_not_run_away(brought, machine):
+    answer(brought, "no")
+    assert qualify(brought, "--run-all", env=machine).code == 1
+    answer(brought, "yes")
+    done = qualify(brought, env=machine)
+    assert (done.code, done.json["gates"][0]["source"]) == (1, "receipt")
+    done = qualify(brought, "--run-all", env=machine)
+    (row,) = done.json["gates"]
+    assert (done.code, row["verdict"], row["source"]) == (1, "rejected", "ran")
+    assert "a fresh receipt rejects it" in row["reasons"][0]
+    rejected = [p for p in receipts(brought) if b'"verdict":"rejected"' in
+                p.read_bytes()]  # fmt: skip
+    for path in rejected:
+        path.unlink()
+    assert qualify(brought).code == 0
+
+
+def test_a_run_that_may_not_be_used_is_no_answer(project):
+    add_gate(project, "broken", "print('no')")
+    ask(project, alpha='{ required = ["broken"] }')
+    for _ in range(2):
+        done = qualify(project)
+        assert (done.code, done.json["gates"][0]["source"]) == (9, "ran")

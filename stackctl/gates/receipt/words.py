@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How figures of a decision are written for people."""
 
-from typing import Any, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from stackctl.gates.receipt.model import Scope
 
 SYMBOLS: Final = {
     "qualified": "✔",
@@ -45,3 +49,22 @@ def interval(claim: dict[str, Any]) -> str:
     unit = str(claim.get("unit", ""))
     low, high = sorted(float(end) for end in ends if end is not None)
     return f"{figure(low, unit)} to {figure(high, unit)}"
+
+
+def hardware(scope: "Scope") -> str:
+    """Return in short what a run was measured on: its GPUs, else its CPUs.
+
+    Args:
+        scope: The scope of its receipt.
+    """
+    found = scope.hardware.get("gpus") or ()
+    names = [str(gpu.get("name") or "GPU") for gpu in found if isinstance(gpu, dict)]
+    if names:
+        return ", ".join(
+            name if count == 1 else f"{count} x {name}"
+            for name, count in sorted(Counter(names).items())
+        )
+    cpu, cpus = scope.host.get("cpu"), scope.host.get("cpus")
+    if not cpu:
+        return "unknown hardware"
+    return f"{cpu}, {cpus} CPUs" if cpus else str(cpu)

@@ -103,9 +103,13 @@ def test_a_python_tells_its_packages(tmp_path):
     found = snapshot.probe_python(sys.executable)
     assert found.version == ".".join(map(str, sys.version_info[:3]))
     assert not found.problem and "pytest" in found.packages
-    assert snapshot.package_problem("pytest>=8", found.packages) == ""
-    assert "needed is pytest<1" in snapshot.package_problem("pytest<1", found.packages)
-    assert "not installed" in snapshot.package_problem("no-such", found.packages)
+    assert snapshot.package_problems(["pytest>=8"], found.packages) == []
+    (old,) = snapshot.package_problems(["pytest<1"], found.packages)
+    assert "needed is pytest<1" in old
+    wanted = ["no-such>=1", "pytest>=8", "nor-this"]
+    assert snapshot.package_problems(wanted, found.packages) == [
+        "not installed: no-such>=1, nor-this"
+    ]
 
 
 @pytest.mark.parametrize("text", ["exit 3", "echo no json", "echo 1"])
