@@ -80,7 +80,9 @@ def _asked(
 
 
 def _named(item: Asked, name: str) -> bool:
-    if item.path.parent.name == name:
+    # A file that cannot be read is taken to be of the gate whose folder it is in.
+    gate = item.receipt.gate if item.receipt else item.path.parent.name
+    if gate == name:
         return True
     return bool(re.fullmatch("[0-9a-f]{4,64}", name)) and item.path.name.startswith(
         name

@@ -29,10 +29,11 @@ from stackctl.gates import arms as arms_
 from stackctl.gates import snapshot
 from stackctl.gates.arms import ArmFolder, Found, Trees, folder_tree, lay_over
 from stackctl.gates.asked import sets_asking
+from stackctl.gates.bound import bound_files
 from stackctl.gates.evidence import Arm, Evidence, Schedule, Slot, Unit, from_document
 from stackctl.gates.here import Here
 from stackctl.gates.kinds import Place
-from stackctl.gates.model import FOLDER, SCRIPTED, Gate
+from stackctl.gates.model import FOLDER, Gate
 from stackctl.gates.rule.decide import decide
 from stackctl.gates.rule.model import Decision
 from stackctl.gates.rule.schedule import schedule
@@ -282,35 +283,7 @@ class Engine:
         Raises:
             InputError: One is missing.
         """
-        from stackctl.gates.kinds.script import imported_files
-
-        roles: dict[Path, str] = {gate.path: "gate"}
-        if gate.script is not None:
-            script = self.project / gate.script
-            _must_be_there(script, gate)
-            for path in imported_files(script, script.parent):
-                roles.setdefault(path, "code")
-            roles[script] = "script"
-        for name in gate.files:
-            path = self.project / name
-            _must_be_there(path, gate)
-            roles.setdefault(path, "script")
-        for name in gate.pythonpath:
-            if not name.startswith("{"):
-                folder = self.project / name
-                if not folder.is_dir():
-                    raise _missing(folder, gate, "folder")
-                for path in sorted(folder.glob("*.py")):
-                    roles.setdefault(path, "code")
-        found = {
-            _inside(path, self.project): (role, sha256_of_file(path))
-            for path, role in roles.items()
-        }
-        if gate.kind not in SCRIPTED:
-            own = Path(__file__).parent / gate.kind
-            for path in sorted(own.rglob("*.py")):
-                name = f"stackctl/gates/{path.relative_to(own.parent)}"
-                found[name] = ("code", sha256_of_file(path))
+        found = bound_files(self.project, gate)
         return [
             {"role": role, "path": name, "sha256": digest}
             for name, (role, digest) in sorted(found.items())

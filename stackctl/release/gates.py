@@ -9,6 +9,7 @@ from stackctl.cache import Cache
 from stackctl.fsutil import read_regular
 from stackctl.gates.asked import askers
 from stackctl.gates.model import FOLDER as GATES
+from stackctl.gates.model import Gate
 from stackctl.gates.receipt.current import Judged, judge_all, shortened
 from stackctl.gates.receipt.model import FOLDER as RECEIPTS
 from stackctl.gates.receipt.model import BoundFile, Receipt
@@ -196,3 +197,7 @@ class _Released(ProjectState):
         if file.path.startswith("stackctl/"):
             return file.sha256
         return super().sha256(file)
+
+    def bound(self, gate: Gate) -> Mapping[str, tuple[str, str]]:
+        """Return nothing: another version may have bound other files."""
+        return {}

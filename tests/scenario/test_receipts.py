@@ -3,12 +3,16 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gating import add_gate, arms, gate_project
 from support import Project, run
+
+from stackctl.model.canonical import canonical_json
 
 SCRIPT = """
 import helper
@@ -159,3 +163,77 @@ def test_a_damaged_receipt_is_3_and_says_where(project: Path) -> None:
         (found,) = result.json["receipts"]
         assert found["kind"] == "receipt-digest"
         assert str(path) in found["reasons"][0]
+
+
+def forged(project: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Put a receipt in the place of the one that is there, as its forger would."""
+    (path,) = (project / "receipts" / "texts").glob("*.json")
+    statement = json.loads(path.read_bytes())
+    change(statement["predicate"])
+    path.unlink()
+    data = canonical_json(statement) + b"\n"
+    path.with_name(f"{sha256(data).hexdigest()}.json").write_bytes(data)
+
+
+def test_a_module_that_stands_before_another_makes_it_stale(project: Path) -> None:
+    (project / "ci/gates/json.py").write_text("def dumps(x): return '{}'\n")
+    assert changed(project) == ["ci/gates/json.py (code): the receipt does not bind it"]
+
+
+def test_files_that_a_receipt_does_not_bind_are_told(project: Path) -> None:
+    files = sorted(path.name for path in (project / "ci/gates").glob("t*"))
+    forged(project, lambda p: p["bound"]["files"].clear())
+    assert (
+        changed(project)[0] == "ci/gates/helper.py (code): the receipt does not bind it"
+    )
+    assert len(changed(project)) == 1 + len(files)
+
+
+def test_files_under_names_that_are_not_compared_are_told(project: Path) -> None:
+    def change(predicate: dict[str, Any]) -> None:
+        for file in predicate["bound"]["files"]:
+            file["path"] = "generated:" + file["path"]
+
+    forged(project, change)
+    assert len(changed(project)) == 3
+
+
+@pytest.mark.parametrize(
+    ("base", "reason"),
+    [(None, "base: the receipt names none"), ("0" * 40, "base: the tree was 0000")],
+)
+def test_another_base_is_told(project: Path, base: str | None, reason: str) -> None:
+    def change(predicate: dict[str, Any]) -> None:
+        bound = predicate["bound"]
+        bound["base"] = base and {**bound["base"], "tree": base}
+
+    forged(project, change)
+    (found,) = changed(project)
+    assert found.startswith(reason)
+
+
+@pytest.mark.parametrize("definition", ["lol", "com\u202eposed", "only:", "upto:a,b"])
+def test_an_arm_that_is_none_is_an_answer_about_its_receipt(
+    project: Path, definition: str
+) -> None:
+    forged(project, lambda p: p["bound"]["arms"]["on"].update(definition=definition))
+    assert len(changed(project)) == 2  # and the others are still answered for
+
+
+def test_another_kind_is_told(project: Path) -> None:
+    forged(project, lambda p: p["gate"].update(kind="image"))
+    assert changed(project) == ["kind: was image, is parity now"]
+
+
+def test_lists_are_told_with_their_content(project: Path) -> None:
+    rule = '[rule]\nstatistic = "all-equal"\nengaged = ["on"]\n'
+    gate = project / "ci" / "gates" / "texts.toml"
+    gate.write_text(gate.read_text() + rule)
+    assert changed(project)[1:] == ['rule: `engaged` was [], is ["on"] now']
+
+
+def test_a_receipt_is_found_by_its_gate_and_not_by_its_folder(project: Path) -> None:
+    folder = project / "receipts" / "texts"
+    folder.rename(folder.with_name("other"))
+    assert receipt(project, "show", "other").code == 2
+    assert receipt(project, "show", "texts").code == 0

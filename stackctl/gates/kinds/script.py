@@ -2,9 +2,12 @@
 """Kinds parity, kernel and compile: a script of the project prints the answer."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from stackctl.gates.kinds import Place, given_answer
+
+if TYPE_CHECKING:
+    import ast
 
 
 class Script:
@@ -53,16 +56,38 @@ def imported_files(script: Path, folder: Path) -> list[Path]:
             nodes = list(ast.walk(ast.parse(path.read_bytes())))
         except (SyntaxError, ValueError):
             continue  # it will fail when it runs, and say so
-        names = []
         for node in nodes:
-            if isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                names.append(node.module)
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            module = folder.joinpath(*name.split("."))
-            for candidate in (module.with_suffix(".py"), module / "__init__.py"):
-                if candidate.is_file():
-                    queue.append(candidate)
+            for name in _names(node, path.parent, folder):
+                queue += _module(folder, name.split("."))
     return sorted(found)
+
+
+def _names(node: "ast.AST", own: Path, folder: Path) -> list[str]:
+    """Return the dotted names that a statement may import, from the folder down."""
+    import ast
+
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    start = node.module or ""
+    if node.level:
+        above = own
+        for _ in range(node.level - 1):
+            above = above.parent
+        if not above.is_relative_to(folder):
+            return []
+        start = ".".join([*above.relative_to(folder).parts, *filter(None, [start])])
+    more = [f"{start}.{alias.name}".lstrip(".") for alias in node.names]
+    return [start, *more] if start else more
+
+
+def _module(folder: Path, parts: list[str]) -> list[Path]:
+    """Return the files that importing a dotted name runs, its packages' included."""
+    found = []
+    for count in range(1, len(parts) + 1):
+        module = folder.joinpath(*parts[:count])
+        for candidate in (module.with_suffix(".py"), module / "__init__.py"):
+            if candidate.is_file():
+                found.append(candidate)
+    return found

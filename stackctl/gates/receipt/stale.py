@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import stackctl
-from stackctl.errors import InputError, StackctlError
+from stackctl.errors import InputError, StackctlError, UsageError
 from stackctl.fsutil import read_regular
 from stackctl.gates.arms import ComposedTrees, Found
 from stackctl.gates.model import Gate
 from stackctl.gates.receipt.allow import REMOVED, Filter
 from stackctl.gates.receipt.model import BoundFile, Receipt
+from stackctl.gates.receipt.words import shown
 from stackctl.model.canonical import canonical_json
-from stackctl.model.fields import show
 from stackctl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class ProjectState:
         self._sets = frozenset(item.name for item in series.sets)
         self._digests: dict[str, str | None] = {}
         self._gates: dict[str, Gate | None] = {}
+        self._bound: dict[str, Mapping[str, tuple[str, str]]] = {}
         self._failed: dict[str, StackctlError] = {}
 
     @property
@@ -97,7 +98,12 @@ class ProjectState:
             *names.split(",")
         }:
             return None
-        return self.find(definition).tree
+        try:
+            return self.find(definition).tree
+        except UsageError as error:
+            if error.kind == "unknown-arm":
+                return None
+            raise
 
     def sha256(self, file: BoundFile) -> str | None:
         """Return the digest that a bound file has now, None where it is gone."""
@@ -124,6 +130,18 @@ class ProjectState:
             self._gates[name] = load_gate(file) if file.is_file() else None
         return self._gates[name]
 
+    def bound(self, gate: Gate) -> Mapping[str, tuple[str, str]]:
+        """Return role and digest, by path, of what a run of a gate would bind now.
+
+        Raises:
+            InputError: A file that the gate names is missing.
+        """
+        if gate.name not in self._bound:
+            from stackctl.gates.bound import bound_files
+
+            self._bound[gate.name] = bound_files(self.project, gate)
+        return self._bound[gate.name]
+
 
 def stale(receipt: Receipt, state: ProjectState) -> list[str]:
     """Say what changed since a receipt was written.
@@ -147,7 +165,7 @@ def stale(receipt: Receipt, state: ProjectState) -> list[str]:
 
 
 def _arms(receipt: Receipt, state: ProjectState) -> list[str]:
-    said = []
+    said = _base(receipt, state)
     for name, arm in sorted(receipt.arms.items()):
         if arm.tree is None or arm.definition.startswith("tree:"):
             continue
@@ -160,6 +178,17 @@ def _arms(receipt: Receipt, state: ProjectState) -> list[str]:
     return said
 
 
+def _base(receipt: Receipt, state: ProjectState) -> list[str]:
+    if all(arm.tree is None for arm in receipt.arms.values()):
+        return []  # servers that somebody else runs stand on no base of ours
+    base, now = receipt.predicate.bound.base, state.base["tree"]
+    if base is None:
+        return ["base: the receipt names none"]
+    if base.tree == now:
+        return []
+    return [f"base: the tree was {base.tree[:12]}, is {now[:12]} now"]
+
+
 def _files(receipt: Receipt, state: ProjectState) -> list[str]:
     said = []
     for file in receipt.predicate.bound.files:
@@ -170,7 +199,24 @@ def _files(receipt: Receipt, state: ProjectState) -> list[str]:
             said.append(f"{file.path} ({file.role}): is gone")
         elif now != file.sha256:
             said.append(f"{file.path} ({file.role}): changed")
-    return said
+    return said + _unbound(receipt, state, bool(said))
+
+
+def _unbound(receipt: Receipt, state: ProjectState, told: bool) -> list[str]:
+    """Say which files would decide the answer now and are none of the receipt's."""
+    gate = state.gate(receipt.gate)
+    if gate is None:
+        return []
+    known = {file.path for file in receipt.predicate.bound.files}
+    try:
+        now = state.bound(gate)
+    except InputError as error:
+        return [] if told else [error.message]
+    return [
+        f"{path} ({role}): the receipt does not bind it"
+        for path, (role, _) in now.items()
+        if path not in known
+    ]
 
 
 def _declared(receipt: Receipt, state: ProjectState) -> list[str]:
@@ -179,6 +225,8 @@ def _declared(receipt: Receipt, state: ProjectState) -> list[str]:
         return [f"gate {receipt.gate}: the project has none of that name any more"]
     bound = receipt.predicate.bound
     said = _asked(receipt, gate)
+    if receipt.kind != gate.kind:
+        said.append(f"kind: was {receipt.kind}, is {gate.kind} now")
     said += _changes("rule", bound.rule, gate.rule.document())
     before = {str(claim.get("name")): claim for claim in bound.claims}
     now = {claim.name: claim.document() for claim in gate.claims}
@@ -220,14 +268,10 @@ def _asked(receipt: Receipt, gate: Gate) -> list[str]:
 
 def _changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
-        f"{what}: `{key}` was {_short(before.get(key))}, is {_short(now.get(key))} now"
+        f"{what}: `{key}` was {shown(before.get(key))}, is {shown(now.get(key))} now"
         for key in sorted({*before, *now})
         if canonical_json(before.get(key)) != canonical_json(now.get(key))
     ]
-
-
-def _short(value: object) -> str:
-    return show(value).removeprefix("the number ")
 
 
 def _model(receipt: Receipt, state: ProjectState) -> list[str]:
@@ -235,7 +279,7 @@ def _model(receipt: Receipt, state: ProjectState) -> list[str]:
     if model is None or now is None:
         return []
     return [
-        f"model: `{key}` was {_short(was)}, is {_short(now[key])} now"
+        f"model: `{key}` was {shown(was)}, is {shown(now[key])} now"
         for key in ("name", "revision", "sha256")
         if (was := getattr(model, key)) is not None
         and now.get(key) is not None

@@ -11,6 +11,7 @@ from stackctl import __version__
 from stackctl.errors import InputError
 from stackctl.gates.receipt.model import Receipt
 from stackctl.gates.receipt.signature import Signature, judge, parse_signers
+from stackctl.gates.receipt.words import shown
 
 TOLERANCE: Final = 1e-6
 """Relative difference of two figures that count as equal: libraries differ a little."""
@@ -154,14 +155,8 @@ def _differences(place: str, old: Any, new: Any) -> Sequence[str]:
             return []
     elif type(old) is type(new) and old == new:
         return []
-    return [f"`decision.{place}` is {_short(old)}, but its samples give {_short(new)}"]
+    return [f"`decision.{place}` is {shown(old)}, but its samples give {shown(new)}"]
 
 
 def _number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _short(value: object) -> str:
-    from stackctl.model.fields import show
-
-    return show(value).removeprefix("the number ")

@@ -2,7 +2,11 @@
 """How figures of a decision are written for people."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
+
+from stackctl.model.canonical import canonical_json
+from stackctl.model.fields import escape, show
 
 if TYPE_CHECKING:
     from stackctl.gates.receipt.model import Scope
@@ -34,6 +38,17 @@ def figure(value: float | None, unit: str) -> str:
     if unit == "times":
         return f"{value:.4g} times"
     return f"{value:.6g}"
+
+
+def shown(value: object) -> str:
+    """Return a JSON value as a sentence names it: lists and tables with their content.
+
+    Args:
+        value: The value.
+    """
+    if isinstance(value, (list, tuple, Mapping)):
+        return escape(canonical_json(value).decode(), 120)
+    return show(value).removeprefix("the number ")
 
 
 def real(value: object) -> bool:

@@ -60,7 +60,7 @@ def test_a_hidden_problem_is_found() -> None:
 
 def test_a_dropped_reason_is_found() -> None:
     reasons = forged(lambda p: p["decision"].update(reasons=[]), ratio=1.0)
-    assert reasons[0].startswith("`decision.reasons` is an empty list")
+    assert reasons[0].startswith("`decision.reasons` is [], ")
 
 
 def test_words_of_another_version_are_not_compared_but_figures_are() -> None:

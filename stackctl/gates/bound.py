@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that a gate's answer depends on: bound when it runs, compared later."""
+
+from pathlib import Path
+from typing import Final
+
+import stackctl
+from stackctl.errors import InputError
+from stackctl.fsutil import sha256_of_file
+from stackctl.gates.model import FOLDER, SCRIPTED, Gate
+
+PROGRAM: Final = "stackctl/"
+"""Start of the names of the program's own files."""
+
+
+def bound_files(project: Path, gate: Gate) -> dict[str, tuple[str, str]]:
+    """Return role and SHA-256 of every file that a gate's answer depends on.
+
+    Args:
+        project: The project folder.
+        gate: The gate.
+
+    Returns:
+        By path in the project; `stackctl/...` for files of the program.
+
+    Raises:
+        InputError: One is missing.
+    """
+    from stackctl.gates.kinds.script import imported_files
+
+    roles: dict[Path, str] = {gate.path: "gate"}
+    if gate.script is not None:
+        script = project / gate.script
+        _must_be_there(script, gate)
+        for path in imported_files(script, script.parent):
+            roles.setdefault(path, "code")
+        roles[script] = "script"
+    for name in gate.files:
+        path = project / name
+        _must_be_there(path, gate)
+        roles.setdefault(path, "script")
+    for name in gate.pythonpath:
+        if not name.startswith("{"):
+            folder = project / name
+            if not folder.is_dir():
+                raise _missing(folder, gate, "folder")
+            for path in _modules(folder):
+                roles.setdefault(path, "code")
+    found = {
+        _inside(path, project): (role, sha256_of_file(path))
+        for path, role in roles.items()
+    }
+    if gate.kind not in SCRIPTED:
+        top = Path(stackctl.__file__).parents[1]
+        for path in _modules(top / "stackctl" / "gates" / gate.kind):
+            name = path.relative_to(top).as_posix()
+            found[name] = ("code", sha256_of_file(path))
+    return dict(sorted(found.items()))
+
+
+def _modules(folder: Path) -> list[Path]:
+    """Return what can be imported from a folder: its Python files and its packages'."""
+    return [
+        path
+        for path in sorted(folder.rglob("*.py"))
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        and path.is_file()
+    ]
+
+
+def _must_be_there(path: Path, gate: Gate) -> None:
+    if not path.is_file():
+        raise _missing(path, gate, "file")
+
+
+def _missing(path: Path, gate: Gate, what: str) -> InputError:
+    return InputError(
+        f"{gate.path}: names {path}, but there is no such {what}",
+        kind="file-missing",
+        where={"file": str(gate.path)},
+    )
+
+
+def _inside(path: Path, project: Path) -> str:
+    if path.is_relative_to(project):
+        return path.relative_to(project).as_posix()
+    return f"{FOLDER}/{path.name}"
