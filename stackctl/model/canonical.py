@@ -96,7 +96,10 @@ def loads_strict(data: bytes, *, file: str = "JSON") -> Any:
             f"{file}: nested too deeply", kind="bad-json", where=where
         ) from None
     except ValueError as error:
-        raise InputError(f"{file}: {error}", kind="bad-json", where=where) from None
+        said = str(error)
+        if "int_max_str_digits" in said:  # advice for programs, not for readers
+            said = "a number has more digits than any number of ours"
+        raise InputError(f"{file}: {said}", kind="bad-json", where=where) from None
     # Only an escape can bring in a lone surrogate: the bytes were UTF-8.
     if b"\\ud" in data or b"\\uD" in data:
         _refuse_surrogates(value, file)

@@ -3,6 +3,7 @@
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,9 +141,14 @@ def parse_json(data: bytes, what: str) -> Any:
         return json.loads(
             data, parse_constant=refuse, parse_float=finite, object_pairs_hook=pairs
         )
-    except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", "") or type(error).__name__
-        raise BadAnswer(f"{what} is not JSON: {reason}") from None
+    except RecursionError:
+        raise BadAnswer(f"{what} is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise BadAnswer(f"{what} is not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise BadAnswer(f"{what} is not JSON: {error.msg}") from None
+    except ValueError:  # the limit of digits; its message is about Python
+        raise BadAnswer(f"{what} holds a number that no receipt can hold") from None
 
 
 def given_answer(place: Place, code: int | None, stdout: bytes) -> dict[str, Any]:
@@ -167,17 +173,25 @@ def given_answer(place: Place, code: int | None, stdout: bytes) -> dict[str, Any
     except OSError as error:
         raise BadAnswer(f"its answer cannot be read: {error.strerror}") from None
     if descriptor >= 0:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise BadAnswer("its answer is no regular file")
         with os.fdopen(descriptor, "rb") as file:
-            data = file.read(MAX_ANSWER + 1)
-        document = parse_json(data[: MAX_ANSWER + 1], "its answer")
+            document = _parsed(file.read(MAX_ANSWER + 1), "its answer")
     else:
         lines = [line for line in stdout.splitlines() if line.strip()]
         if not lines:
             raise BadAnswer("it printed nothing")
-        document = parse_json(lines[-1], "its last line")
+        document = _parsed(lines[-1], "its last line")
         if any(_is_answer(line) for line in lines[:-1]):
             raise BadAnswer("it printed two answers")
     return check_answer(place.gate, document)
+
+
+def _parsed(data: bytes, what: str) -> Any:
+    if len(data) > MAX_ANSWER:
+        raise BadAnswer(f"{what} has more than {MAX_ANSWER >> 20} MiB")
+    return parse_json(data, what)
 
 
 def _is_answer(line: bytes) -> bool:

@@ -4,8 +4,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from stackctl.errors import InputError
 from stackctl.gates.evidence import UnitKind
 from stackctl.gates.kinds import BadAnswer
+from stackctl.gates.receipt.allow import MAX_DEPTH
+from stackctl.model.canonical import MAX_INTEGER, canonical_json
 from stackctl.model.fields import escape, nearest
 
 SCHEMA: Final = 1
@@ -184,4 +187,25 @@ def check(kind: UnitKind, document: object) -> dict[str, Any]:
     for note in _list(document.get("notes", []), "notes"):
         _text(note, "notes")
     _table(document.get("extra", {}), "extra")
+    for name, value in document.items():
+        _can_be_kept(value, name)
     return document
+
+
+def _can_be_kept(value: object, place: str, depth: int = 0) -> None:
+    """Refuse what a receipt cannot hold, while it is still the unit's fault."""
+    if depth > MAX_DEPTH:
+        raise BadAnswer(f"its `{place}` is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, dict):
+        for item in value.values():
+            _can_be_kept(item, place, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _can_be_kept(item, place, depth + 1)
+    elif isinstance(value, int) and abs(value) > MAX_INTEGER:
+        try:
+            canonical_json(value)
+        except InputError:
+            raise BadAnswer(
+                f"its `{place}` holds an integer beyond 2**53, which JSON does not keep"
+            ) from None

@@ -189,6 +189,13 @@ def _state(predicate: Mapping[str, Any]) -> Receipt:
     }
     # Through bytes, so that what is written is what the strict reader accepts.
     data = canonical_json(statement) + b"\n"
+    if len(data) > MAX_BYTES:
+        raise InputError(
+            f"the receipt of {gate} would have {len(data):,} bytes; at most "
+            f"{MAX_BYTES:,} are read again",
+            kind="receipt-too-large",
+            hint="let the gate's script print fewer samples or figures",
+        )
     return model.parse(data, file=f"receipt of {gate}")
 
 
