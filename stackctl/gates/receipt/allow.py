@@ -37,10 +37,11 @@ ENDINGS: Final = (
 """Endings that make a dotted word a file's name and not a host's."""
 
 MODULES: Final = (
-    "cuda", "dram", "json", "lts", "math", "numpy", "os", "pytest", "scipy", "sm",
-    "stackctl", "statsmodels", "subprocess", "tests", "torch", "triton", "vllm",
+    "cuda", "dram", "engagement", "extra", "json", "lts", "math", "numpy", "os",
+    "pytest", "samples", "scipy", "sm", "stackctl", "statsmodels", "stop", "subprocess",
+    "tests", "torch", "triton", "vllm",
 )  # fmt: skip
-"""First parts of dotted names of Python and of GPU counters."""
+"""First parts of dotted names of Python, of GPU counters and of a unit's answer."""
 
 LAST: Final = ("avg", "max", "min", "pct", "sum", "sm", "mem", "current", "total")
 """Last parts of the names of counters."""
@@ -78,6 +79,11 @@ SECRET_PARTS: Final = frozenset(
         "KEY", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PAT", "SECRET", "TOKEN",
     )
 )  # fmt: skip
+
+_SECRET_NAME = re.compile(
+    r"PASSWORD|PASSWD|PASSPHRASE|SECRET|APIKEY|CREDENTIAL|TOKEN(?!IZ)|PASS$"
+    r"|_(?:PWD|DSN)$"
+)
 
 DIGEST_KEYS: Final = frozenset(
     (
@@ -217,7 +223,9 @@ def private_values(more: Iterable[str] = ()) -> tuple[str, ...]:
     if home.parent.name.lower() in {"home", "users"}:
         found.add(home.name)
     for name, value in os.environ.items():
-        if SECRET_PARTS & set(name.upper().split("_")) and len(value) >= 5:
+        upper = name.upper()
+        secret = SECRET_PARTS & set(upper.split("_")) or _SECRET_NAME.search(upper)
+        if secret and len(value) >= 5:
             found.add(value)
     # These name nobody and are no secret, and stand in ordinary sentences.
     common = {
@@ -240,12 +248,8 @@ class Filter:
     def __init__(self, private: Sequence[str] = (), public: Iterable[str] = ()) -> None:
         self._public = frozenset(public)
         self._removed: dict[str, str] = {}
-        alternatives = "|".join(re.escape(value) for value in private)
-        self._private = (
-            re.compile(rf"(?i)(?<![A-Za-z0-9])(?:{alternatives})(?![A-Za-z0-9])")
-            if alternatives
-            else None
-        )
+        alternatives = "|".join(map(_anywhere_or_word, private))
+        self._private = re.compile(f"(?i){alternatives}") if alternatives else None
 
     def text(self, value: str) -> str:
         """Return a text whose words all have an allowed shape."""
@@ -418,6 +422,14 @@ def variable_allowed(name: str) -> bool:
     )
 
 
+def _anywhere_or_word(value: str) -> str:
+    """Return a pattern of a private value: inside of words too, unless it is one."""
+    pattern = re.escape(value)
+    if len(value) >= 8 and not value.isalpha():
+        return pattern
+    return rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])"
+
+
 def _shortened(text: str) -> str:
     """Cut a long text at a space, so that no half word comes to be."""
     if len(text) <= MAX_TEXT:
@@ -440,6 +452,8 @@ def _paths_inside(word: str) -> bool:
     if re.search(r"(?i)(?:^|/)(?:home|users|root|mnt|media|var|tmp|private)/", word):
         return False
     if re.search(r"\d{1,3}(?:\.\d{1,3}){3}", word):  # an IPv4 address
+        return False
+    if re.search(r"(?i)\b[0-9a-f]{2}(?:-[0-9a-f]{2}){5}\b", word):  # of hardware
         return False
     # `file.py::test` is no address; `fe80::1` and a hardware address are.
     rest = re.sub(r"\.py::|(?<=[A-Za-z])::(?=[A-Za-z_])", " ", word)

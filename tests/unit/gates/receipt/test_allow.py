@@ -29,6 +29,8 @@ KEPT = [
     "c8/ctx4096:tokens_per_s",
     "GlmMoeDsaForCausalLM",
     "it's 9 pairs, e.g. 5 of them (looks 5, 9)",
+    "its `stop.verdict` must be one of not-tested, invalid, rejected",
+    "its `samples.cases[0].id` must be a text, its `engagement.on.counted` an integer",
 ]
 REFUSED = [
     "/home/ada/models", "/root/.cache", "~/x", "../../etc", "C:\\Users\\ada",
@@ -36,6 +38,7 @@ REFUSED = [
     "Users/ada/vllm", "vllm/../../ada", "https://example.org/x", "s3://bucket/key",
     "ada@example.org", "git@host:repo", "gpu-07.internal.example", "node7.cluster.sh",
     "10.0.0.1", "10.0.0.1:8000", "fe80::1", "aa:bb:cc:dd:ee:ff", "ip-10-0-3-17",
+    "00-1a-2b-3c-4d-5e",
     "ghp_0123456789abcdefghijklmnopqrstuvwxyzAB", "github_pat_11ABCDEFG0aBcDeFgHiJkL",
     "hf_AbCdEfGhIjKlMnOpQrStUvWxYz01234567", "sk-proj-aBcDeFgHiJkLmNoPqRsT",
     "AKIAIOSFODNN7EXAMPLE", "xoxb-1234-abcdef", "glpat-abcdefghij0123456789",
@@ -93,6 +96,18 @@ def test_names_of_this_machine_and_its_user_are_removed(
     assert chosen.text("a horse, a whale and C are words") == (
         "a horse, a whale and C are words"
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["PGPASSWORD", "SSHPASS", "HFTOKEN", "MYSQL_PWD", "MY_TOKEN", "API_KEY"]
+)
+def test_values_of_secret_variables_are_removed_inside_of_words_too(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "open-sesame-7")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "parallel")
+    kept = Filter(private_values()).text("open-sesame-7 xopen-sesame-7y parallel")
+    assert kept == f"{REMOVED} x{REMOVED}y parallel"
 
 
 def test_what_the_project_names_stays_whoever_the_user_is() -> None:

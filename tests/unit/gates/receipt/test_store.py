@@ -2,6 +2,7 @@
 """Writing, reading and finding receipts."""
 
 import json
+import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,15 @@ def test_a_figure_without_a_json_form_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nan is not a JSON number"):
         write(given, tmp_path)
     assert not list(tmp_path.glob("receipts/*/*"))
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[write.__module__], "MAX_BYTES", 2_000)
+    with pytest.raises(InputError, match="at most 2,000 are read again"):
+        write(document(kernel_evidence()), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_decision_that_does_not_follow_is_not_written(tmp_path: Path) -> None:
