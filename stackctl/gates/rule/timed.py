@@ -132,11 +132,12 @@ def judge(
                 rule, claim, "invalid", [*reasons, bad], found, pairs, look, control
             )
         limits += [wide] if wide else []
-        if found.sd == 0:
-            limits.append(
-                "every pair has the same ratio to the last digit, which no clock "
-                "that resolves the arms gives"
-            )
+    if found.sd == 0 and (claim.bar is None or not found.mean.is_integer()):
+        what = "pair has the same ratio" if claim.bar is None else "figure is the same"
+        limits.append(
+            f"every {what} to the last digit, which no clock that resolves the arms "
+            "gives"
+        )
     if look.number == 0:
         limits.append(_between(look, len(pairs.values)))
     more = None
@@ -212,6 +213,10 @@ def _from_processes(claim: Claim, blocks: Sequence[Block]) -> _Pairs:
         own = _figures(cell, claim.arm, place, positive=claim.bar is None)
         if claim.bar is not None:
             values.append(rounded(statistics.median(own), relative=True))
+            twin = seen.setdefault(tuple(own), slot.unit)
+            # A count is alike in every process; visits that differ are not twice so.
+            if twin != slot.unit and repeated is None and len(set(own)) > 1:
+                repeated = _repeated(f"units {twin} and {slot.unit}")
             continue
         other = _figures(cell, claim.against, place, positive=True)
         order = _order(cell, place, {claim.arm: own, claim.against: other})

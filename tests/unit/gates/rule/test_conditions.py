@@ -370,6 +370,22 @@ def test_a_unit_that_repeats_another_decides_nothing():
     assert "blocks 1 and 4 have the same figures" in " ".join(found.reasons)
 
 
+def test_figures_against_a_bar_are_not_copied_either():
+    at_most = Claim(name="level", cell="c", arm="on", bar=200.0)
+    good = kernel(0.5)
+    assert decide(KERNEL, [at_most], good).verdict == "qualified"
+    units = list(good.units)
+    units[7] = replace(units[7], answer=units[2].answer)
+    found = decide(KERNEL, [at_most], replace(good, units=tuple(units)))
+    assert found.verdict == "insufficient-evidence"
+    assert "units 2 and 7 have the same figures" in " ".join(found.reasons)
+    # No clock gives nine times 51.2999; a count is the same in every process.
+    alike = decide(KERNEL, [at_most], kernel(0.512999, noise=0.0))
+    assert alike.verdict == "insufficient-evidence"
+    assert "every figure is the same to the last digit" in " ".join(alike.reasons)
+    assert decide(KERNEL, [at_most], kernel(0.5, noise=0.0)).verdict == "qualified"
+
+
 def test_a_proof_of_an_arm_that_is_not_there_is_never_given():
     rule = Rule(statistic="paired-log-ratio", engaged=("onn",))
     found = judged(GOOD, rule)
