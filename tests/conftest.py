@@ -2,10 +2,11 @@
 """Fixtures: every test has its own cache and an environment without surprises."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from github_server import FakeGitHub, github
 from support import Project, hostile_home, three_sets
 
 from stackctl.cache import Cache
@@ -76,3 +77,16 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GIT_INDEX_FILE", str(home / "index"))
     monkeypatch.setenv("GIT_OBJECT_DIRECTORY", str(home / "objects"))
     return home
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGitHub]:
+    """GitHub on this machine, with the token for it; nothing waits."""
+    from stackctl.github import endpoint
+
+    monkeypatch.setattr(endpoint, "WRITE_PAUSE", 0.0)
+    monkeypatch.setattr(endpoint, "sleep", lambda seconds: None)
+    with github(tmp_path / "github") as found:
+        for name, value in found.env.items():
+            monkeypatch.setenv(name, value)
+        yield found

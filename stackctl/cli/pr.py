@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stackctl.cli import pr_stack
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome, table
 from stackctl.errors import ExitCode
@@ -15,7 +16,10 @@ from stackctl.errors import ExitCode
 if TYPE_CHECKING:
     from stackctl.github.audit import Audit
 
-EXAMPLE = "Examples: stackctl pr audit; stackctl pr audit --pulls-json pulls.json"
+EXAMPLE = (
+    "Examples: stackctl pr audit; stackctl pr audit --pulls-json pulls.json; "
+    "stackctl pr submit --dry-run"
+)
 
 
 def _text(found: "Audit") -> Iterable[str]:
@@ -93,4 +97,5 @@ def register(app: typer.Typer) -> None:
         code = ExitCode.OK if found.good else ExitCode.NO
         return Outcome(found.document(), lambda: _text(found), code)
 
+    pr_stack.register(group)
     app.add_typer(group)

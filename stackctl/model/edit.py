@@ -153,6 +153,55 @@ def set_key(text: str, *, file: str, name: str, key: str, value: object) -> str:
     return _checked(set_values(text, {place: value}, file=file), file)
 
 
+def set_pull(text: str, *, file: str, name: str, repo: str, number: int) -> str:
+    """Return the text with the pull request in which a set is reviewed.
+
+    Args:
+        text: Text of the file.
+        file: Its name, for messages.
+        name: The set.
+        repo: `owner/name`.
+        number: Number of the pull request.
+
+    Raises:
+        UsageError: There is no such set.
+        InputError: The text, before or after, breaks a rule of the format.
+    """
+    series = parse_series(text, file=file)
+    item = series.find(name)
+    place: places.Path = ("set", _index(series, name), "pull")
+    if item.pull is None:
+        values: dict[places.Path, Any] = {place: {"repo": repo, "number": number}}
+    else:
+        values = {(*place, "repo"): repo, (*place, "number"): number}
+    return _checked(set_values(text, values, file=file), file)
+
+
+def set_disposition(
+    text: str, *, file: str, name: str, disposition: str, why: str
+) -> str:
+    """Return the text with a set that is not composed any more, and the reason.
+
+    Args:
+        text: Text of the file.
+        file: Its name, for messages.
+        name: The set.
+        disposition: `superseded` or `excluded`.
+        why: The reason.
+
+    Raises:
+        UsageError: There is no such set.
+        InputError: The text, before or after, breaks a rule of the format.
+    """
+    series = parse_series(text, file=file)
+    index = _index(series, name)
+    values: dict[places.Path, Any] = {
+        ("set", index, "disposition"): disposition,
+        ("set", index, "why"): why,
+    }
+    return _checked(set_values(text, values, file=file), file)
+
+
 def add_set(text: str, item: PatchSet, *, file: str, after: str | None = None) -> str:
     """Return the text with one more set.
 

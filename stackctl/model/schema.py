@@ -20,6 +20,7 @@ from stackctl.model.fields import (
 )
 from stackctl.model.series import (
     Exclude,
+    Github,
     Image,
     PatchSet,
     Policy,
@@ -63,6 +64,7 @@ def reference() -> str:
     parts.append(key_table("`[[image]]`", Image))
     parts += _inner("[[image]]", Image)
     parts.append(key_table("`[policy]`", Policy))
+    parts.append(key_table("`[github]`", Github))
     return "\n".join(parts)
 
 

@@ -85,6 +85,9 @@ _REF = Text(
     "a full ref like `refs/heads/main`",
     r"refs/(?!.*(?:\.\.|//|@\{|\.lock(?:/|$)|/$|/\.|\.$))[^\x00-\x20\x7f~^:?*\[\\]+",
 )
+_REF_PART = r"(?![-/])(?!.*(?:\.\.|//|@\{|\.lock(?:/|$)|/\.))[^\x00-\x20\x7f~^:?*\[\\]+"
+_BRANCH = Text("a branch without `refs/heads/`", _REF_PART + r"(?<![/.])")
+_PREFIX = Text("the start of a branch's name, like `stack/`", _REF_PART)
 _IMAGE = Text(
     "an image with its transport, like `docker://registry/name@sha256:...`",
     r"(?:docker://|oci:|oci-archive:|docker-archive:|docker-daemon:|dir:|rootfs:"
@@ -810,6 +813,43 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Github:
+    """Where `pr submit` and `pr sync` keep the stack of pull requests."""
+
+    repo: str = field(
+        metadata=key(_REPO, "Repository of the pull requests.", example='"owner/name"')
+    )
+    base: str | None = field(
+        default=None,
+        metadata=key(
+            _BRANCH,
+            "Branch that the lowest pull request is for. Where it does not contain the "
+            "base's commit, a branch that holds just the base is pushed instead.",
+            example='"main"',
+            computed="the branch of a git base's `ref`",
+        ),
+    )
+    prefix: str | None = field(
+        default=None,
+        metadata=key(
+            _PREFIX,
+            "Start of the names of all branches that are pushed.",
+            example='"stack/glm53-flash/"',
+            computed="`stack/<name of the series>/`",
+        ),
+    )
+    push: str | None = field(
+        default=None,
+        metadata=key(
+            _URL,
+            "Where to push to, such as an ssh URL of the same repository.",
+            example='"git@github.com:owner/name.git"',
+            computed="`repo` over https, with the token",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """A series: the pinned base and the ordered patch sets that stand on it.
 
@@ -864,6 +904,10 @@ class Series:
     policy: Policy = field(
         default=Policy(),
         metadata=key(Record(Policy), "What a release asks for."),
+    )
+    github: Github | None = field(
+        default=None,
+        metadata=key(Record(Github), "Where the stack of pull requests is."),
     )
 
     def find(self, name: str) -> PatchSet:

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking at GitHub: our branches and their pull requests, reviews and checks."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from stackctl.errors import RemoteError
+from stackctl.github.endpoint import Endpoint, RefusedError
+from stackctl.github.model import PullRequest, State, branch_name
+from stackctl.model.ids import GIT_ID, CommitId
+from stackctl.model.series import PatchSet
+
+_FAILED = frozenset(
+    ("failure", "timed_out", "cancelled", "action_required", "startup_failure", "stale")
+)
+
+
+def branches(endpoint: Endpoint, prefix: str) -> dict[str, CommitId]:
+    """Return the branches whose names start with a prefix, and their commits.
+
+    Args:
+        endpoint: The repository.
+        prefix: Start of their names.
+    """
+    found = endpoint.get_all(f"/git/matching-refs/heads/{prefix}")
+    out = {}
+    for each in found:
+        name = str(each["ref"]).removeprefix("refs/heads/")
+        out[name] = CommitId(each["object"]["sha"])
+    return out
+
+
+def branch(endpoint: Endpoint, name: str) -> CommitId | None:
+    """Return the commit of a branch, None where there is none."""
+    return branches(endpoint, name).get(name)
+
+
+def contains(endpoint: Endpoint, commit: str, in_commit: str) -> bool:
+    """Return whether a commit or branch has another one in its history.
+
+    Args:
+        endpoint: The repository.
+        commit: The commit that is looked for.
+        in_commit: The commit or branch.
+    """
+    found = endpoint.find(f"/compare/{commit}...{in_commit}", per_page=1)
+    return found is not None and found.get("status") in ("ahead", "identical")
+
+
+def pulls_of(
+    endpoint: Endpoint, sets: Iterable[PatchSet], prefix: str
+) -> dict[str, tuple[PullRequest, ...]]:
+    """Return the pull requests of each set, the newest first.
+
+    They are found by the names of the branches; a pull request that series.toml names
+    counts too, whatever its branch is called.
+
+    Args:
+        endpoint: The repository.
+        sets: The sets.
+        prefix: Start of the branches' names.
+    """
+    owner = endpoint.repo.partition("/")[0]
+    out: dict[str, tuple[PullRequest, ...]] = {}
+    for item in sets:
+        found: dict[int, PullRequest] = {}
+        number = 1
+        while True:
+            name = branch_name(prefix, item.name, number)
+            listed = endpoint.pages("/pulls", head=f"{owner}:{name}", state="all")
+            mine = [each for each in map(read_pull, listed) if each.head == name]
+            found |= {each.number: each for each in mine}
+            # Only a closed one makes room for the next number.
+            if not mine or any(each.state == "open" for each in mine):
+                break
+            number += 1
+        named = item.pull.number if item.pull is not None else None
+        if (
+            named is not None
+            and item.pull is not None
+            and item.pull.repo.lower() == endpoint.repo.lower()
+            and named not in found
+        ):
+            raw = endpoint.find(f"/pulls/{named}")
+            if raw is not None and _same_repo(raw, endpoint.repo):
+                found[named] = read_pull(raw)
+        order = sorted(found, reverse=True)
+        out[item.name] = tuple(found[each] for each in order)
+    return out
+
+
+def _same_repo(raw: Mapping[str, Any], repo: str) -> bool:
+    """Return whether the branch of a pull request is one of the repository itself."""
+    head = raw.get("head") or {}
+    there = head.get("repo") or {}
+    return str(there.get("full_name", "")).lower() == repo.lower()
+
+
+def read_pull(raw: Any) -> PullRequest:
+    """Read a pull request as GitHub's API gives it.
+
+    Args:
+        raw: The JSON object.
+
+    Raises:
+        RemoteError: It is none.
+    """
+    try:
+        state: State = "open" if raw["state"] == "open" else "closed"
+        landed = None
+        if raw.get("merged_at"):
+            state = "merged"
+            landed = raw.get("merge_commit_sha")
+        sha = raw["head"]["sha"]
+        if not GIT_ID.match(sha):
+            raise ValueError(sha)
+        teams = raw.get("requested_teams") or ()
+        owner = str(raw["base"]["label"]).partition(":")[0] if raw["base"] else ""
+        return PullRequest(
+            number=int(raw["number"]),
+            node=str(raw["node_id"]),
+            state=state,
+            draft=bool(raw.get("draft")),
+            title=str(raw["title"]),
+            body=str(raw.get("body") or ""),
+            author=str((raw.get("user") or {}).get("login", "")),
+            head=str(raw["head"]["ref"]),
+            sha=CommitId(sha),
+            base=str(raw["base"]["ref"]),
+            url=str(raw.get("html_url") or ""),
+            landed=CommitId(landed) if landed else None,
+            landed_at=str(raw.get("merged_at") or ""),
+            asked=frozenset(
+                [str(each["login"]) for each in raw.get("requested_reviewers") or ()]
+                + [f"{owner}/{each['slug']}" for each in teams]
+            ),
+            labels=frozenset(str(each["name"]) for each in raw.get("labels") or ()),
+            stack=int((raw.get("stack") or {}).get("number") or 0),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RemoteError(
+            f"GitHub describes a pull request in a way that is not known: {error!r}",
+            kind="bad-answer",
+            hint="check GITHUB_API_URL",
+        ) from error
+
+
+def reviews_of(endpoint: Endpoint, pull: PullRequest) -> dict[str, str]:
+    """Return the last word of each reviewer of a pull request.
+
+    A comment does not take an approval back; a dismissal does.
+
+    Args:
+        endpoint: The repository.
+        pull: The pull request.
+    """
+    out: dict[str, str] = {}
+    for each in endpoint.pages(f"/pulls/{pull.number}/reviews"):
+        who = str((each.get("user") or {}).get("login", "ghost"))
+        word = str(each.get("state", "")).lower().replace("_", "-")
+        if who == pull.author or word == "pending":
+            continue
+        if word == "commented" and out.get(who) in ("approved", "changes-requested"):
+            continue
+        out[who] = word
+    return out
+
+
+def checks_of(endpoint: Endpoint, commit: CommitId) -> str:
+    """Return what the checks of a commit say.
+
+    Args:
+        endpoint: The repository.
+        commit: The commit.
+
+    Returns:
+        `success`, `failure`, `pending`, `none`, or `unknown` where the token may not
+        see them.
+    """
+    words: set[str] = set()
+    try:
+        for run in endpoint.pages(f"/commits/{commit}/check-runs", "check_runs"):
+            if run.get("status") != "completed":
+                words.add("pending")
+            else:
+                failed = run.get("conclusion") in _FAILED
+                words.add("failure" if failed else "success")
+        status = endpoint.get(f"/commits/{commit}/status")
+    except RefusedError as error:
+        if error.status in (403, 404):
+            return "unknown"
+        raise
+    if status.get("total_count"):
+        words.add({"error": "failure"}.get(status["state"], status["state"]))
+    for word in ("failure", "pending", "success"):
+        if word in words:
+            return word
+    return "none"

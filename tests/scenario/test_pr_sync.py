@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Following what happens on GitHub: landings, closed pull requests, native stacks."""
+
+from pathlib import Path
+
+import pytest
+from github_server import FakeGitHub
+from stacks import Team, core, three
+
+
+@pytest.fixture
+def team(tmp_path: Path, server: FakeGitHub) -> Team:
+    made = Team(three(tmp_path / "project"), server)
+    made.call("submit", "--ready", "alpha,beta,gamma")
+    return made
+
+
+@pytest.mark.parametrize("reviewed", [False, True], ids=["fresh", "reviewed"])
+@pytest.mark.parametrize("moved", [False, True], ids=["still", "moved"])
+@pytest.mark.parametrize("how", ["squash", "merge", "rebase"])
+def test_the_next_set_moves_up(
+    team: Team, how: str, moved: bool, reviewed: bool
+) -> None:
+    server = team.github
+    if reviewed:
+        server.review(2)
+    if moved:
+        server.commit("main", {"elsewhere": "upstream\n"})
+    old = team.branch("beta")
+    landed = server.merge(1, how)
+    done = team.call("sync")
+    kinds = [each["kind"] for each in done["plan"]]
+    assert kinds.index("push") < kinds.index("retarget") < kinds.index("delete")
+    assert server.pulls[2].base == "main"
+    assert "stack/demo/alpha" not in server.heads()
+    assert [each.state for each in server.pulls.values()] == ["closed", "open", "open"]
+    # It shows its own set, nothing that landed and nothing of upstream's.
+    shown = server.shown(2)
+    assert "+forty" in shown and "ten" not in shown.replace(" ten", "")
+    assert "elsewhere" not in shown and "+Other." in server.shown(3)
+    assert server.has(landed, team.branch("beta"))
+    assert server.has(old, team.branch("beta")) == reviewed
+    (note,) = (each for each in done["notes"] if each["set"] == "alpha")
+    assert f"landed as {landed}" in note["text"]
+    assert team.call("sync")["plan"] == [] and team.call("submit")["plan"] == []
+    assert all(
+        each["change"] == "rebase" for each in done["plan"] if each["kind"] == "push"
+    )
+
+
+def test_github_deletes_the_branch_itself(team: Team) -> None:
+    server = team.github
+    server.delete_on_merge = True
+    server.merge(1)
+    assert server.pulls[2].base == "main"  # GitHub's own doing
+    team.call("sync")
+    assert "ten" not in server.shown(2).replace(" ten", "")
+    assert team.call("sync")["plan"] == []
+
+
+def test_one_after_the_other_to_the_end(team: Team) -> None:
+    server = team.github
+    for number in (1, 2, 3):
+        server.merge(number)
+        team.call("sync")
+    assert server.git("show", "main:README.md") == "# Fork\n\nOther."
+    assert list(server.heads()) == ["main"]
+    assert team.call("status")["plan"] == []
+
+
+def test_a_set_in_the_base_is_superseded(team: Team) -> None:
+    server, before = team.github, team.text
+    landed = server.merge(1)
+    team.call("sync")
+    team.project.repo.git("fetch", "-q", str(server.git_dir), "main")
+    tree = server.git("rev-parse", f"{landed}^{{tree}}")
+    text = team.text.replace(team.project.base_commit, landed)
+    team.text = text.replace(team.project.base_tree, tree)
+    done = team.call("sync")
+    assert [each["kind"] for each in done["plan"]] == ["retire"]
+    assert 'disposition = "superseded"' in team.text
+    assert f'why = "already-in-base: o/r#1 landed as {landed}"' in team.text
+    assert len(team.text.splitlines()) == len(before.splitlines()) + 2
+    assert team.call("sync")["plan"] == []
+    assert team.call("submit")["plan"] == []
+
+
+def test_sync_does_not_push_what_the_author_changed(team: Team) -> None:
+    server = team.github
+    team.patch("beta", ("beta: 40\n", {"pkg/core.py": core(_10="ten", _40="40")}))
+    old = server.heads()
+    done = team.call("sync")
+    assert done["plan"] == [] and server.heads() == old
+    assert any("differs from the series" in each["text"] for each in done["notes"])
+    assert team.call("status", code=1)["plan"]
+
+
+def test_changed_and_landed_at_once(team: Team) -> None:
+    server = team.github
+    team.patch("beta", ("beta: 40\n", {"pkg/core.py": core(_10="ten", _40="40")}))
+    server.merge(1)
+    team.call("sync")
+    assert server.pulls[2].base == "main"
+    team.call("submit")
+    assert "+40" in server.shown(2)
+    assert team.call("sync")["plan"] == []
+
+
+def test_branches_of_closed_ones_stay_unless_asked(team: Team) -> None:
+    server = team.github
+    server.close(2)
+    done = team.call("sync")
+    assert "stack/demo/beta" in server.heads()
+    assert any("--delete-closed" in each["text"] for each in done["notes"])
+    assert server.pulls[3].base == "stack/demo/beta.carried"
+    team.call("sync", "--delete-closed")
+    assert "stack/demo/beta" not in server.heads()
+    assert server.pulls[3].state == "open"
+    assert team.call("sync")["plan"] == []
+
+
+def test_a_branch_that_something_needs_stays(team: Team) -> None:
+    server = team.github
+    team.text = team.text.replace('requires = ["alpha"]', "requires = []")
+    server.merge(1)
+    # Somebody bases work of their own on the branch of the landed set.
+    server.commit("stack/demo/alpha", {"own": "x\n"})
+    done = team.call("sync")
+    assert "stack/demo/alpha" in server.heads()
+    assert any("has moved since" in each["text"] for each in done["notes"])
+
+
+def test_merged_into_the_set_below(team: Team) -> None:
+    server = team.github
+    server.merge(2, "merge")
+    done = team.call("status", code=5)
+    (blocked,) = done["blocked"]
+    assert blocked["kind"] == "merged-below" and "--again beta" in blocked["hint"]
+    heads = server.heads()
+    assert team.call("submit", code=5)["blocked"] and server.heads() == heads
+    team.call("submit", "--again", "beta", "--over", "alpha")
+    assert "forty" not in server.shown(1) and "+forty" in server.shown(4)
+    assert server.pulls[4].head == "stack/demo/beta.2"
+    assert team.call("submit")["plan"] == []
+
+
+def test_github_keeps_the_bases_of_its_own_stacks(team: Team) -> None:
+    server = team.github
+    first = server.make_stack(1, 2, 3)
+    text = team.text
+    a, b = text.index('[[set]]\nname = "beta"'), text.index('[[set]]\nname = "gamma"')
+    end = text.index("[github]")
+    assert any("own stack 1" in each["text"] for each in team.call("status")["notes"])
+    team.text = text[:a] + text[b:end] + "\n" + text[a:b] + text[end:]
+    done = team.call("submit", code=5)
+    assert done["blocked"][0]["kind"] == "native-stack"
+    team.text = text
+    server.merge(1)
+    done = team.call("sync")
+    assert "retarget" not in [each["kind"] for each in done["plan"]]
+    assert server.make_stack(2, 3) != first
+
+
+def test_reviews_and_checks_are_shown(team: Team) -> None:
+    server = team.github
+    server.review(1, "bob", "APPROVED")
+    server.review(1, "bob", "COMMENTED")
+    server.review(2, "bob", "CHANGES_REQUESTED")
+    server.checks[server.pulls[1].sha] = [("a", "success"), ("b", "skipped")]
+    server.checks[server.pulls[2].sha] = [("a", "success"), ("b", "failure")]
+    server.checks[server.pulls[3].sha] = [("a", "")]
+    sets = team.call("status")["sets"]
+    assert [(each["review"], each["checks"]) for each in sets] == [
+        ("approved", "success"), ("changes-requested", "failure"), ("asked", "pending"),
+    ]  # fmt: skip
+    server.statuses[server.pulls[1].sha] = "failure"
+    assert team.call("status")["sets"][0]["checks"] == "failure"
+    assert "changes-requested" in team.run("status").out
+
+
+def test_what_landed_on_a_changed_upstream(team: Team) -> None:
+    server = team.github
+    server.commit("main", {"pkg/core.py": core(_40="upstream")})
+    server.merge(1)
+    heads = server.heads()
+    error = team.call("sync", code=5)["error"]
+    assert error["where"]["set"] == "beta" and "move the base there" in error["hint"]
+    assert server.heads() == heads
