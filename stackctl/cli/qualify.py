@@ -132,7 +132,9 @@ def register(app: typer.Typer) -> None:
 def _seconds(value: float | None) -> str:
     if value is None:
         return "?"
-    return f"{value:.0f} s" if value < 120 else f"{value / 60:.0f} min"
+    if value < 120:
+        return f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.0f} h"
 
 
 def _who(required: list[str], advisory: list[str]) -> str:

@@ -563,10 +563,13 @@ class _Run:
                 problems.append(f"{state.gate}: the tag says {said}, not {state.line}")
             named.pop(state.gate, None)
         problems += [f"{gate} is named, and no set requires it" for gate in named]
-        count = len(receipts)
-        return problems, f"{count} receipts hold again" + (
-            f", {len(forced)} gates were missing" if forced else ""
+        held = (
+            "1 receipt holds"
+            if len(receipts) == 1
+            else f"{len(receipts)} receipts hold"
         )
+        lost = "1 gate was" if len(forced) == 1 else f"{len(forced)} gates were"
+        return problems, f"{held} again" + (f", {lost} missing" if forced else "")
 
     def _summary(self) -> tuple[list[str], str]:
         """The summary: what it is about, and that it says what the tag says."""
