@@ -18,7 +18,7 @@ from stackctl.bisect.model import Answer, Evaluation
 from stackctl.cache import disk_error
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
-from stackctl.model.canonical import canonical_json, loads_strict
+from stackctl.model.canonical import canonical_file, loads_strict
 from stackctl.model.ids import CompositionId, TreeId
 
 SCHEMA = 1
@@ -70,7 +70,7 @@ class Journal:
         data = read_regular(self.path, _MAX_LOG)
         # What a killed process began to write has no line end.
         whole = data[: data.rfind(b"\n") + 1]
-        head = canonical_json({"schema": SCHEMA, "question": dict(question)}) + b"\n"
+        head = canonical_file({"schema": SCHEMA, "question": dict(question)})
         self._check_ours(data)
         if whole and fresh != "always":
             self._read(whole, head)
@@ -147,7 +147,7 @@ class Journal:
 
     def _write(self, document: Mapping[str, object]) -> None:
         try:
-            self._append(canonical_json(document) + b"\n")
+            self._append(canonical_file(document))
         except OSError as error:
             raise disk_error(error, self.path) from error
 

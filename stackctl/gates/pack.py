@@ -28,6 +28,7 @@ from stackctl.gates.arms import ComposedTrees, Found, folder_tree
 from stackctl.gates.model import Gate
 from stackctl.gates.run import Engine
 from stackctl.git.objects import BLOB, object_id
+from stackctl.model.canonical import loads_strict
 from stackctl.model.ids import TreeId
 from stackctl.progress import SILENT, Progress
 from stackctl.project import LOCK_FILE, SERIES_FILE
@@ -103,9 +104,10 @@ def write_pack(
         "files": files,
     }
     _copy_libraries(out / LIBRARIES, libraries)
-    text = json.dumps(manifest, indent=1, sort_keys=True)
+    data = json.dumps(manifest, indent=1, sort_keys=True).encode() + b"\n"
+    loads_strict(data, file=str(out / MANIFEST))  # or nobody could read it there
     # Last: a pack without it is half a pack, and is refused.
-    write_atomic(out / MANIFEST, text.encode("utf-8", "surrogateescape") + b"\n")
+    write_atomic(out / MANIFEST, data)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     return {
         "pack": str(out),
@@ -349,8 +351,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         "package": list,
         "files": dict,
     }
+    found = loads_strict(data, file=str(path), hint="pack the gates again")
     try:
-        found = json.loads(data)
         if found["schema"] != SCHEMA:
             raise InputError(
                 f"{path}: schema {found['schema']!r}, but this stackctl knows {SCHEMA}",
@@ -362,7 +364,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             isinstance(item, dict) and {"tree", "composition"} <= set(item)
             for item in found["definitions"].values()
         )
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         good = False
     if not good:
         raise InputError(

@@ -39,6 +39,7 @@ from stackctl.gates.rule.model import Decision
 from stackctl.gates.rule.schedule import schedule
 from stackctl.gates.snapshot import Gpu, gpu_lock
 from stackctl.gates.units import UnitFiles, run_unit
+from stackctl.model.canonical import loads_strict
 from stackctl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -735,15 +736,16 @@ def decide_evidence(file: Path, project: Path) -> Outcome:
     from stackctl.gates.model import find_gate, load_gates
     from stackctl.gates.receipt import safe_evidence
 
+    hint = "name the evidence.json of a run"
+    saved = loads_strict(read_regular(file, MAX_EVIDENCE), file=str(file), hint=hint)
     try:
-        saved = json.loads(read_regular(file, MAX_EVIDENCE))
         document, started = saved["evidence"], saved["started"]
         run = {"argv": saved["argv"], "env": saved["env"], "started": started}
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (KeyError, TypeError):
         raise InputError(
             f"{file}: is no evidence of a run",
             kind="bad-evidence",
-            hint="name the evidence.json of a run",
+            hint=hint,
             where={"file": str(file)},
         ) from None
     evidence = safe_evidence(from_document(document, str(file)))

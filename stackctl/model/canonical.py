@@ -47,12 +47,22 @@ def canonical_json(value: object) -> bytes:
         ) from None
 
 
-def loads_strict(data: bytes, *, file: str = "JSON") -> Any:
+def canonical_file(value: object) -> bytes:
+    """Return the bytes of a canonical file: canonical JSON and one line feed.
+
+    Raises:
+        InputError: As `canonical_json`.
+    """
+    return canonical_json(value) + b"\n"
+
+
+def loads_strict(data: bytes, *, file: str = "JSON", hint: str = "") -> Any:
     """Read JSON that has exactly one meaning.
 
     Args:
         data: The whole document.
         file: Name for messages.
+        hint: What to do about a file that is not JSON.
 
     Returns:
         The value, of the types that `json` gives.
@@ -61,22 +71,24 @@ def loads_strict(data: bytes, *, file: str = "JSON") -> Any:
         InputError: Not UTF-8, a byte order mark, not JSON, a key twice in one object,
             NaN or an infinite number, a lone surrogate, or nesting too deep.
     """
-    where: dict[str, object] = {"file": file}
-    if data.startswith(b"\xef\xbb\xbf"):
-        raise InputError(
-            f"{file}: starts with a byte order mark; expected plain UTF-8",
-            kind="bad-json",
-            where=where,
+
+    def bad(problem: str, line: int | None = None) -> InputError:
+        where: dict[str, object] = {"file": file}
+        if line is not None:
+            where["line"] = line
+        at = file if line is None else f"{file}:{line}"
+        return InputError(
+            f"{at}: {problem}", kind="bad-json", hint=hint or None, where=where
         )
+
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise bad("starts with a byte order mark; expected plain UTF-8")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{file}:{line}: not UTF-8: byte 0x{data[error.start]:02x} "
-            f"at offset {error.start}",
-            kind="bad-json",
-            where=where | {"line": line},
+        raise bad(
+            f"not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}",
+            data.count(b"\n", 0, error.start) + 1,
         ) from None
     try:
         value = json.loads(
@@ -86,23 +98,18 @@ def loads_strict(data: bytes, *, file: str = "JSON") -> Any:
             parse_float=_finite,
         )
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"{file}:{error.lineno}: not JSON: {error.msg} (column {error.colno})",
-            kind="bad-json",
-            where=where | {"line": error.lineno},
-        ) from None
+        said = f"not JSON: {error.msg} (column {error.colno})"
+        raise bad(said, error.lineno) from None
     except RecursionError:
-        raise InputError(
-            f"{file}: nested too deeply", kind="bad-json", where=where
-        ) from None
+        raise bad("nested too deeply") from None
     except ValueError as error:
         said = str(error)
         if "int_max_str_digits" in said:  # advice for programs, not for readers
             said = "a number has more digits than any number of ours"
-        raise InputError(f"{file}: {said}", kind="bad-json", where=where) from None
+        raise bad(said) from None
     # Only an escape can bring in a lone surrogate: the bytes were UTF-8.
-    if b"\\ud" in data or b"\\uD" in data:
-        _refuse_surrogates(value, file)
+    if (b"\\ud" in data or b"\\uD" in data) and _has_surrogate(value):
+        raise bad("a text holds a lone surrogate")
     return value
 
 
@@ -220,7 +227,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _refuse_surrogates(value: object, file: str) -> None:
+def _has_surrogate(value: object) -> bool:
     stack = [value]
     while stack:
         item = stack.pop()
@@ -228,16 +235,13 @@ def _refuse_surrogates(value: object, file: str) -> None:
             try:
                 item.encode("utf-8")
             except UnicodeEncodeError:
-                raise InputError(
-                    f"{file}: a text holds a lone surrogate",
-                    kind="bad-json",
-                    where={"file": file},
-                ) from None
+                return True
         elif isinstance(item, dict):
             stack.extend(item)
             stack.extend(item.values())
         elif isinstance(item, list):
             stack.extend(item)
+    return False
 
 
 def _unwritable(reason: str) -> InputError:

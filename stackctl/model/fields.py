@@ -270,6 +270,42 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"; nearest is `{best[0]}`, known are {shown}{more}"
 
 
+def refuse_newer(
+    found: object,
+    known: int,
+    file: str,
+    *,
+    key: str = "schema",
+    line: Callable[[], int | None] = lambda: None,
+) -> None:
+    """Say that the tool is too old, not that the keys of a newer format are wrong.
+
+    Args:
+        found: The version that a file names; what is no number is left to the reader.
+        known: The newest version that is read.
+        file: Name of the file.
+        key: Where it names its version.
+        line: Called for the line of that key, where the file has lines.
+
+    Raises:
+        InputError: It is newer (`schema-too-new`).
+    """
+    if isinstance(found, bool) or not isinstance(found, int) or found <= known:
+        return
+    where: dict[str, object] = {"file": file}
+    at = file
+    if (number := line()) is not None:
+        where["line"] = number
+        at = f"{file}:{number}"
+    raise InputError(
+        f"{at}: {key} = {show(found).removeprefix('the number ')}, but this stackctl "
+        f"knows the format only up to {known}",
+        kind="schema-too-new",
+        hint="install a newer stackctl",
+        where=where | {"key": key},
+    )
+
+
 class Kind:
     """A kind of value: how it is read, what its JSON schema is, how it is called.
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from stackctl.errors import InputError
 from stackctl.fsutil import read_regular, write_atomic
-from stackctl.model.canonical import canonical_json, loads_strict
+from stackctl.model.canonical import canonical_file, canonical_json, loads_strict
 from stackctl.model.fields import (
     At,
     Choice,
@@ -29,6 +29,7 @@ from stackctl.model.fields import (
     escape,
     key,
     read_record,
+    refuse_newer,
     show,
     write_record,
 )
@@ -223,7 +224,7 @@ class Lock:
 
     def to_bytes(self) -> bytes:
         """Return the bytes of the file: canonical JSON and one line feed."""
-        return canonical_json(write_record(self)) + b"\n"
+        return canonical_file(write_record(self))
 
 
 def composition_id(content: Content) -> CompositionId:
@@ -269,14 +270,7 @@ def parse_lock(data: bytes, *, file: str) -> Lock:
         )
     content = document.get("content")
     schema = content.get("schema") if isinstance(content, dict) else None
-    if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA:
-        raise InputError(
-            f"{file}: the lock has schema {schema}, but this stackctl knows the format "
-            f"only up to {SCHEMA}",
-            kind="schema-too-new",
-            hint="install a newer stackctl",
-            where={"file": file, "key": "content.schema"},
-        )
+    refuse_newer(schema, SCHEMA, file, key="content.schema")
     report = Report(file, document, kind="bad-lock", hint=_HINT)
     lock = read_record(Record(Lock), document, report.top)
     report.raise_problems()

@@ -8,7 +8,7 @@ schema and the reference in docs/series.md are made from them.
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -33,6 +33,7 @@ from stackctl.model.fields import (
     key,
     nearest,
     read_record,
+    refuse_newer,
     show,
 )
 from stackctl.model.ids import CommitId, Sha256, TreeId
@@ -997,7 +998,12 @@ def parse_series(text: str, *, file: str, root: Path | None = None) -> Series:
 
         return Positions(text)
 
-    _refuse_newer(document, file, positions)
+    refuse_newer(
+        document.get("schema"),
+        SCHEMA,
+        file,
+        line=lambda: positions().line(("schema",)),
+    )
     report = Report(
         file,
         document,
@@ -1069,23 +1075,6 @@ def _syntax_error(message: str, text: str, file: str) -> InputError:
         kind="bad-toml",
         hint="the file is TOML 1.0 (toml.io)",
         where={"file": file, "line": line, "column": column},
-    )
-
-
-def _refuse_newer(
-    document: Mapping[str, Any], file: str, positions: Callable[[], "Positions"]
-) -> None:
-    """Say that the tool is too old, not that the keys of a newer format are wrong."""
-    schema = document.get("schema")
-    if isinstance(schema, bool) or not isinstance(schema, int) or schema <= SCHEMA:
-        return
-    line = positions().line(("schema",))
-    raise InputError(
-        f"{file}:{line}: schema = {show(schema).removeprefix('the number ')}, but this "
-        f"stackctl knows the format only up to {SCHEMA}",
-        kind="schema-too-new",
-        hint="install a newer stackctl",
-        where={"file": file, "line": line, "key": "schema"},
     )
 
 

@@ -26,6 +26,7 @@ from stackctl.model.fields import (
     Text,
     key,
     read_record,
+    refuse_newer,
     show,
 )
 from stackctl.model.series import decode, parse_toml
@@ -253,15 +254,12 @@ def parse_fragment(data: bytes, file: str) -> Fragment:
 
         return Positions(text)
 
-    schema = document.get("schema")
-    if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA:
-        raise InputError(
-            f"{file}: schema = {schema}, but this stackctl knows the format only up to "
-            f"{SCHEMA}",
-            kind="schema-too-new",
-            hint="install a newer stackctl",
-            where={"file": file, "key": "schema"},
-        )
+    refuse_newer(
+        document.get("schema"),
+        SCHEMA,
+        file,
+        line=lambda: positions().line(("schema",)),
+    )
     report = Report(
         file,
         document,

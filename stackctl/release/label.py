@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stackctl.image.source import LABEL_PREFIX
-from stackctl.model.canonical import canonical_json
+from stackctl.model.canonical import canonical_file
 from stackctl.model.lock import Content, composition_id
 
 #: Where an image keeps the file.
@@ -69,5 +69,5 @@ def image_labels(series: str, content: Content) -> Labels:
     }
     return Labels(
         {LABEL_PREFIX + name: value for name, value in values.items()},
-        canonical_json(document) + b"\n",
+        canonical_file(document),
     )

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from stackctl import __version__
 from stackctl.compose.plan import select
 from stackctl.compose.resolutions import FOLDER as RESOLUTIONS
-from stackctl.model.canonical import canonical_json
+from stackctl.model.canonical import canonical_file
 from stackctl.model.ids import CommitId
 from stackctl.model.lock import FILE_NAME as LOCK_FILE
 from stackctl.model.lock import Content, composition_id
@@ -68,7 +68,7 @@ def digest(data: bytes) -> str:
 
 def to_bytes(statement: Mapping[str, Any]) -> bytes:
     """Return a statement's file: canonical JSON and one line feed."""
-    return canonical_json(statement) + b"\n"
+    return canonical_file(statement)
 
 
 def patch_paths(series: Series, patch_set: PatchSet) -> list[str]:

@@ -21,7 +21,7 @@ from stackctl.errors import (
     StackctlError,
 )
 from stackctl.image.transport import Transport
-from stackctl.model.canonical import canonical_json, loads_strict
+from stackctl.model.canonical import canonical_file, loads_strict
 from stackctl.model.ids import CommitId
 from stackctl.model.lock import FILE_NAME as LOCK_FILE
 from stackctl.model.lock import Content, Lock, difference, parse_lock
@@ -713,7 +713,7 @@ def _table(value: object) -> dict[str, Any]:
 def _statement(data: bytes, file: str) -> dict[str, Any]:
     """Read a statement; anything but our own spelling is refused."""
     found = loads_strict(data, file=file)
-    if not isinstance(found, dict) or canonical_json(found) + b"\n" != data:
+    if not isinstance(found, dict) or canonical_file(found) != data:
         raise InputError(f"{file} is not a canonical JSON object", kind="bad-statement")
     return found
 

@@ -117,6 +117,11 @@ def spoil_script(out: Path) -> None:
     path.write_text("GOOD = False\n")
 
 
+def say_twice(out):
+    manifest = out / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("{", '{"schema": 1, ', 1))
+
+
 def spoil_manifest(out: Path) -> None:
     (out / "manifest.json").write_text("{}")
 
@@ -177,6 +182,7 @@ def through_link(out: Path) -> None:
         (through_link, 3),
         (lambda out: (out / "trees.zip").write_bytes(b"no zip"), 3),
         (lambda out: (out / "manifest.json").unlink(), 3),
+        (say_twice, 3),
     ],
 )
 def test_a_spoiled_pack_is_refused(project, tmp_path, spoil, code):
@@ -234,5 +240,9 @@ def test_a_run_without_statistics_is_decided_at_home(project, tmp_path, monkeypa
     path.write_text(path.read_text().replace("margin = 0.1", "margin = 0.9"))
     refused = run("gate", "decide", evidence, "--json", cwd=project.folder)
     assert refused.code == 4
-    evidence.write_text("{}")
-    assert run("gate", "decide", evidence, "--json", cwd=project.folder).code == 3
+    text = evidence.read_text()
+    for bad in ("{}", "[]", text[:200], text.replace("{", '{"evidence": 1, ', 1)):
+        evidence.write_text(bad)
+        refused = run("gate", "decide", evidence, "--json", cwd=project.folder)
+        assert refused.code == 3, bad[:40]
+        assert refused.json["error"]["hint"] == "name the evidence.json of a run"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stackctl.errors import InputError
-from stackctl.model.canonical import canonical_json, loads_strict
+from stackctl.model.canonical import canonical_file, loads_strict
 from stackctl.model.fields import (
     INVALID,
     At,
@@ -35,6 +35,7 @@ from stackctl.model.fields import (
     escape,
     key,
     read_record,
+    refuse_newer,
     show,
     write_record,
 )
@@ -71,6 +72,11 @@ VERDICTS: Final[tuple[Verdict, ...]] = (
 """All verdicts, worst first."""
 
 Role = Literal["gate", "script", "code", "prompts", "scorer"]
+
+CUT_HINT: Final = (
+    "a receipt that was cut off or changed cannot be mended: take it from the history "
+    "again, or run its gate again"
+)
 
 HINT: Final = "receipts are written by `stackctl gate run`, never by hand"
 
@@ -576,7 +582,7 @@ def to_bytes(statement: Statement) -> bytes:
     Raises:
         InputError: A number or a text has no canonical form.
     """
-    return canonical_json(write_record(statement)) + b"\n"
+    return canonical_file(write_record(statement))
 
 
 def parse(data: bytes, *, file: str, path: Path | None = None) -> Receipt:
@@ -595,9 +601,11 @@ def parse(data: bytes, *, file: str, path: Path | None = None) -> Receipt:
             JSON with one meaning, breaks a rule of the format (every problem is
             listed), or is spelled in another way than canonical JSON.
     """
-    document = loads_strict(data, file=file)
+    document = loads_strict(data, file=file, hint=CUT_HINT)
     _refuse_other(document, file)
-    _refuse_newer(document, file)
+    predicate = document.get("predicate")
+    schema = predicate.get("schema") if isinstance(predicate, dict) else None
+    refuse_newer(schema, SCHEMA, file, key="predicate.schema")
     report = Report(file, document, kind="bad-receipt", hint=HINT)
     statement = read_record(Record(Statement, _check), document, report.top)
     report.raise_problems()
@@ -646,19 +654,6 @@ def _called(document: object) -> str:
         names = ", ".join(f"`{escape(str(name), 24)}`" for name in list(document)[:4])
         return f"other JSON (with {names})" if names else "an empty JSON object"
     return f"JSON of another kind ({show(document)})"
-
-
-def _refuse_newer(document: Mapping[str, Any], file: str) -> None:
-    predicate = document.get("predicate")
-    schema = predicate.get("schema") if isinstance(predicate, dict) else None
-    if isinstance(schema, int) and not isinstance(schema, bool) and schema > SCHEMA:
-        raise InputError(
-            f"{file}: the receipt has schema {schema}, but this stackctl knows the "
-            f"format only up to {SCHEMA}",
-            kind="schema-too-new",
-            hint="install a newer stackctl",
-            where={"file": file, "key": "predicate.schema"},
-        )
 
 
 def _check(values: dict[str, Any], table: Mapping[str, Any], at: At) -> None:

@@ -27,7 +27,7 @@ from stackctl.gates.receipt.model import (
 )
 from stackctl.gates.rule.decide import decide
 from stackctl.gates.rule.model import from_document as rule_from_document
-from stackctl.model.canonical import canonical_json, loads_strict
+from stackctl.model.canonical import canonical_file, canonical_json, loads_strict
 from stackctl.model.fields import INVALID, Record, Report, read_record, write_record
 
 _DIGEST_NAME: Final = re.compile(r"[0-9a-f]{64}\.json")
@@ -188,7 +188,7 @@ def _state(predicate: Mapping[str, Any]) -> Receipt:
         "predicate": predicate,
     }
     # Through bytes, so that what is written is what the strict reader accepts.
-    data = canonical_json(statement) + b"\n"
+    data = canonical_file(statement)
     if len(data) > MAX_BYTES:
         raise InputError(
             f"the receipt of {gate} would have {len(data):,} bytes; at most "

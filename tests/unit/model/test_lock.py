@@ -174,7 +174,7 @@ def test_a_newer_format_is_not_a_list_of_unknown_keys() -> None:
     with pytest.raises(InputError) as caught:
         lock(changed)
     assert caught.value.kind == "schema-too-new"
-    assert "schema 2" in caught.value.message
+    assert "schema = 2" in caught.value.message
 
 
 @pytest.mark.parametrize("text", [b"[]", b"null", b'{"a":1,"a":2}', b"\xff", b""])

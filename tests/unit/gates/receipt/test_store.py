@@ -124,6 +124,14 @@ def test_a_changed_file_is_told_by_its_name(written: Path) -> None:
     assert caught.value.where == {"file": str(written)}
 
 
+def test_a_file_that_was_cut_off_says_what_to_do(written: Path) -> None:
+    written.write_bytes(written.read_bytes()[:200])
+    with pytest.raises(InputError) as caught:
+        read(written)
+    assert caught.value.kind == "bad-json" and written.name in caught.value.message
+    assert "take it from the history again" in (caught.value.hint or "")
+
+
 def test_a_renamed_file_is_told_its_name(written: Path) -> None:
     other = written.with_name("mine.json")
     written.rename(other)
@@ -174,7 +182,7 @@ def test_a_renamed_file_is_told_its_name(written: Path) -> None:
             "needs the key `argv`",
         ),
         (lambda v: v["predicate"]["run"].pop("started"), None, "is not spelled"),
-        (lambda v: v["predicate"].update(schema=2), "predicate.schema", "schema 2"),
+        (lambda v: v["predicate"].update(schema=2), "predicate.schema", "schema = 2"),
         (lambda v: v.update(predicateType="x"), "predicateType", "a receipt has"),
     ],
 )
