@@ -38,13 +38,15 @@ def repository_of(path: Path) -> Path:
         path: A work tree, a git directory or a bare repository.
 
     Raises:
-        InputError: There is no repository.
+        InputError: There is no repository, or one with other object ids.
     """
     # A repository of another user is fine: only objects are read or written, its
     # configuration's commands (hooks, helpers) are switched off.
     status, out, _ = (
         HermeticGit().call(
-            "-c", "safe.directory=*", "rev-parse", "--absolute-git-dir", cwd=path
+            *("-c", "safe.directory=*", "rev-parse"),
+            *("--show-object-format", "--absolute-git-dir"),
+            cwd=path,
         )
         if path.is_dir()
         else (1, b"", b"")
@@ -56,7 +58,15 @@ def repository_of(path: Path) -> Path:
             hint="name a work tree or a git directory; `git init` makes a new one",
             where={"file": str(path)},
         )
-    return Path(out.decode().rstrip("\n"))
+    form, _, folder = os.fsdecode(out).partition("\n")
+    if form != "sha1":
+        raise InputError(
+            f"{path} is a repository with {form} object ids; compositions have sha1",
+            kind="object-format",
+            hint="`git init --object-format=sha1` makes one that fits",
+            where={"file": str(path)},
+        )
+    return Path(folder.removesuffix("\n"))
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cutting an integration tag: check everything, then write all of it or nothing."""
 
+import re
 import time
+import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from stackctl.cache import Cache
 from stackctl.compose.model import Composition
@@ -121,16 +124,32 @@ class Cut:
         }
 
 
+_NAME: Final = re.compile(r"\w[\w.+/-]*")
+"""Names of tags: commands are shown with them, and nobody wants to quote one."""
+
+_LONGEST: Final = 200
+"""Most bytes of a part of a name."""
+
+
 def check_name(tag: str) -> None:
-    """Refuse a name that no tag can have.
+    """Refuse a name that no release should have.
 
     Raises:
-        UsageError: git does not accept it.
+        UsageError: git does not accept it, or a shell or a person could take it for
+            something else.
     """
-    good = tag and not tag.startswith("-") and tag.isprintable()
+    good = (
+        _NAME.fullmatch(tag)
+        and unicodedata.is_normalized("NFC", tag)
+        and tag != "HEAD"
+        and not tag.startswith("refs/")
+        # What git makes of it is a file, a lock beside it has a longer name.
+        and all(len(part.encode()) <= _LONGEST for part in tag.split("/"))
+    )
     if not good or HermeticGit().call("check-ref-format", TAGS + tag)[0]:
         raise UsageError(
-            f"`{escape(tag)}` cannot be the name of a tag",
+            f"`{escape(tag)}` cannot be the name of a tag; expected letters, digits "
+            "and `.`, `_`, `+`, `-`, `/` between them, as git takes them",
             kind="bad-tag-name",
             hint="name it after base and series, like v0.33.0+glm53.1",
         )
@@ -338,6 +357,7 @@ class Cutter:
         assert self.repository is not None
         at = self.repository.ref(TAGS + wish.tag)
         if at is None:
+            self._refuse_near(wish.tag)
             return None
 
         def taken(why: str) -> UsageError:
@@ -359,6 +379,19 @@ class Cutter:
         if self.repository.ref(REF + wish.tag) not in (None, found.message.proof):
             raise taken(f"{REF}{wish.tag} is not where the tag says")
         return found
+
+    def _refuse_near(self, tag: str) -> None:
+        """Refuse a name beside which another tag cannot be on every machine."""
+        assert self.repository is not None
+        for other in self.repository.tags():
+            why = _clash(tag, other)
+            if why:
+                raise UsageError(
+                    f"{self.into} has a tag {other}, {why}",
+                    kind="tag-exists",
+                    hint="choose another name",
+                    where={"tag": tag},
+                )
 
 
 def _message(
@@ -430,6 +463,19 @@ def set_lines(content: Content) -> list[str]:
         text = ", ".join(f"{n} {what}" for what, n in count.items())
         lines[step.set] = f"{step.set}: {text}, tree {step.tree}"
     return list(lines.values())
+
+
+def _clash(tag: str, other: str) -> str:
+    """Say why two names cannot be beside each other, or nothing."""
+    if other.startswith(tag + "/") or tag.startswith(other + "/"):
+        return f"and git can have no {tag} beside it: one would be a folder"
+    one, two = (unicodedata.normalize("NFC", each).casefold() for each in (tag, other))
+    if one == two and tag != other:
+        return (
+            f"from which {tag} differs in case only: some file systems take them for "
+            "the same"
+        )
+    return ""
 
 
 def _differs(found: Tag, done: Cut, message: str) -> str:

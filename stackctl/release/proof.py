@@ -84,6 +84,12 @@ class Repository:
         names = out.decode("utf-8", "surrogateescape").splitlines()
         return sorted(name.removeprefix(REF) for name in names)
 
+    def tags(self) -> list[str]:
+        """Return the names of all tags, sorted."""
+        out = self.git.run("for-each-ref", "--format=%(refname)", TAGS)
+        names = out.decode("utf-8", "surrogateescape").splitlines()
+        return sorted(name.removeprefix(TAGS) for name in names)
+
     def read_tag(self, name: str) -> Tag:
         """Read an integration tag.
 

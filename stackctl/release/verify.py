@@ -20,8 +20,10 @@ from stackctl.errors import (
     RemoteError,
     StackctlError,
 )
+from stackctl.git.objects import COMMITTER
 from stackctl.image.transport import Transport
 from stackctl.model.canonical import canonical_file, loads_strict
+from stackctl.model.fields import escape
 from stackctl.model.ids import CommitId
 from stackctl.model.lock import FILE_NAME as LOCK_FILE
 from stackctl.model.lock import Content, Lock, difference, parse_lock
@@ -231,6 +233,13 @@ class Verifier:
             self.cache.store, tag.payload + tag.signature, demands.allowed_signers
         )
         problems = [] if found.holds else [found.why]
+        named = tag.tagger.rpartition(">")[0] + ">"
+        if found.state == "unsigned" and named != COMMITTER.decode():
+            # Whose name stands there, only a signature says.
+            problems = [
+                f"the tag is unsigned and names {escape(named)}: its signature was "
+                "taken off, or `stackctl tag cut` did not make it"
+            ]
         if demands.signed and found.state != "good":
             problems = [f"--signed asks for a trusted signature: {found.why}"]
         checks.add("signature", problems, found.why)

@@ -174,10 +174,45 @@ def test_a_stale_lock_is_refused(project: Path, into: Path) -> None:
     assert refs(into) == {}
 
 
-@pytest.mark.parametrize("name", ["", "-x", "a b", "a..b", "x.lock", "a\nb", "@{"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "-x", "a b", "a..b", "x.lock", "a\nb", "@{", "@", "HEAD", "refs/tags/v1",
+     "`id`", "v1;id", "$(id)", "a'b", 'a"b', "%s", "e\u0301", "x" * 250, "\u202ev1"],
+)  # fmt: skip
 def test_bad_names_are_refused(project: Path, into: Path, name: str) -> None:
     done = run("tag", "cut", "-C", project, "--into", into, "--json", "--", name)
     assert (done.code, done.json["error"]["kind"]) == (2, "bad-tag-name")
+
+
+@pytest.mark.parametrize("name", ["v1", "v0.33.0+glm53.1", "team/v1", "стек", "é_1"])
+def test_good_names_are_taken(project: Path, into: Path, name: str) -> None:
+    cut(project, into, tag=name)
+    assert verify(into, tag=name)["ok"]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("V1", "in case only"), ("v1/x", "a folder"), ("v2", "a folder")],
+)
+def test_names_that_cannot_be_side_by_side_are_refused(
+    project: Path, into: Path, name: str, word: str
+) -> None:
+    cut(project, into, tag="v1")
+    cut(project, into, tag="v2/a")
+    before = refs(into)
+    error = cut(project, into, tag=name, code=2)["error"]
+    assert error["kind"] == "tag-exists" and word in error["message"]
+    assert refs(into) == before
+
+
+def test_a_repository_with_other_object_ids_is_named(
+    project: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "sha256"
+    git("init", "-q", "--bare", "--object-format=sha256", str(other))
+    error = cut(project, other, code=3)["error"]
+    assert error["kind"] == "object-format" and "sha256" in error["message"]
+    assert verify(other, code=3)["error"]["kind"] == "object-format"
 
 
 def test_usage(project: Path, into: Path, tmp_path: Path) -> None:
@@ -401,6 +436,15 @@ def test_a_changed_message_is_named(
         changed = body + f"{line}: {value}\n".encode()
     set_tag(cut_tag, changed)
     assert wrong(verify(cut_tag, code=1)).keys() == named
+
+
+def test_a_signature_that_was_taken_off_is_noticed(cut_tag: Path) -> None:
+    """What is left looks like an unsigned tag, but for the name of who signed it."""
+    body = tag_body(cut_tag)
+    person = b"tagger Ada <ada@example.org> "
+    set_tag(cut_tag, body.replace(b"tagger stackctl <stackctl@localhost> ", person))
+    found = wrong(verify(cut_tag, code=1))
+    assert found.keys() == {"signature"} and "was taken off" in found["signature"]
 
 
 def test_claims_of_a_message_that_nothing_bears_out_are_named(cut_tag: Path) -> None:
