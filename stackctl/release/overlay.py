@@ -215,6 +215,8 @@ class _Planner:
         stem = name.removesuffix(b".py")
         cache = folder + b"/__pycache__" if folder else b"__pycache__"
         node = self._view.lookup(cache, follow=False).node
+        if node is not None and node.kind == "l":
+            self._drop(cache)  # what it leads to may be anybody's, and would run
         for other in (node.children or {}) if node is not None else ():
             if other.startswith(stem + b".") and other.endswith((b".pyc", b".pyo")):
                 self._drop(cache + b"/" + other)
@@ -306,8 +308,42 @@ def plan_layer(
     for comparison in report.comparisons:
         tree = comparison.root.tree
         planner.root(comparison, before.subtree(tree), after.subtree(tree))
-    planner.file(report.view.lookup(MANIFEST_PATH.encode()).path, labels.manifest)
+    roots = [comparison.real_path for comparison in report.comparisons]
+    planner.file(_manifest_place(report.view, roots), labels.manifest)
     return planner.finish()
+
+
+def _manifest_place(view: View, roots: Sequence[bytes]) -> bytes:
+    """Return where the file goes that says what the image holds.
+
+    Folders on the way may be links. What has the name of the file is replaced and never
+    followed: a link there could name any file of the image.
+
+    Raises:
+        InputError: The image has no place for it.
+    """
+    folder, _, name = MANIFEST_PATH.encode().rpartition(b"/")
+    parent = view.lookup(folder).path
+    above = parent
+    while above and view.lookup(above, follow=False).node is None:
+        above = above.rpartition(b"/")[0]
+    there = view.lookup(above, follow=False).node
+    place = parent + b"/" + name
+    old = view.lookup(place, follow=False).node
+    if there is None or there.kind != "d":
+        why = f"/{show(above)} is no folder"
+    elif old is not None and old.kind == "d":
+        why = "there is a folder of that name"
+    elif any(place.startswith(root + b"/") for root in roots):
+        why = f"it would be /{show(place)}, inside the package"
+    else:
+        return place
+    raise InputError(
+        f"the base image has no place for {MANIFEST_PATH}: {why}",
+        kind="base-image",
+        hint="the overlay adds this file to say which composition the image holds",
+        where={"file": MANIFEST_PATH},
+    )
 
 
 def find_package(request: Request, folder: str, progress: Progress = SILENT) -> Root:

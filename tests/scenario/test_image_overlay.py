@@ -187,6 +187,79 @@ def test_the_package_is_found(shop: Shop) -> None:
     assert (done.code, done.json["error"]["kind"]) == (3, "base-image")
 
 
+def over(shop: Shop, layer: Tar, out: str, *arguments: str) -> Result:
+    """Lay the composition over an image with one layer more."""
+    image = build_image([*installed(BASE).tars, layer.done()])
+    layout = write_layout(shop.folder / f"{out}-base", image)
+    return shop.overlay(out, *arguments, base=f"oci:{layout}")
+
+
+def shares() -> Tar:
+    return Tar().folder("usr").folder("usr/share").folder("usr/share/stackctl")
+
+
+MANIFEST = "usr/share/stackctl/composition.json"
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "composition.json", "/nowhere"])
+def test_a_link_in_the_place_of_the_manifest_is_replaced(
+    shop: Shop, target: str
+) -> None:
+    layer = shares().folder("etc").file("etc/passwd", "root").symlink(MANIFEST, target)
+    done = over(shop, layer, "out")
+    assert done.code == 0, done.out
+    files = shop.layer("out", done.json["layer"]["digest"])
+    assert files[MANIFEST][0] == "0"
+    assert not any(name.startswith(("etc", "nowhere")) for name in files)
+    assert shop.verify("out").code == 0
+
+
+def test_the_manifest_goes_where_linked_folders_lead(shop: Shop) -> None:
+    layer = Tar().folder("usr").symlink("usr/share", "/srv/share")
+    done = over(shop, layer, "out")
+    assert done.code == 0, done.out
+    files = shop.layer("out", done.json["layer"]["digest"])
+    assert "srv/share/stackctl/composition.json" in files
+
+
+@pytest.mark.parametrize(
+    ("layer", "word"),
+    [
+        (Tar().symlink("usr", "usr"), "/usr is no folder"),
+        (Tar().device("usr", 1, 3), "/usr is no folder"),
+        (Tar().folder("usr").file("usr/share", "x"), "/usr/share is no folder"),
+        (shares().folder(MANIFEST), "a folder of that name"),
+        (
+            Tar().folder("usr").symlink("usr/share", f"/{PACKAGES}/pkg/deep"),
+            "inside the package",
+        ),
+    ],
+)
+def test_a_base_without_a_place_for_the_manifest_is_refused(
+    shop: Shop, layer: Tar, word: str
+) -> None:
+    done = over(shop, layer, "out")
+    assert (done.code, done.json["error"]["kind"]) == (3, "base-image")
+    assert word in done.json["error"]["message"]
+    assert not (shop.folder / "out").exists()
+
+
+def test_bytecode_behind_a_link_is_cut_off(shop: Shop) -> None:
+    """Python would take old bytecode from wherever `__pycache__` leads to."""
+    cache = f"{PACKAGES}/pkg/__pycache__"
+    tar = Tar().raw(installed(BASE, with_bytecode=False).tars[-1].rstrip(b"\0"))
+    tar.data += bytes(-len(tar.data) % 512)
+    tar.folder("var").folder("var/c").file("var/c/core.cpython-311.pyc", "old")
+    image = build_image([tar.symlink(cache, "/var/c").done()])
+    layout = write_layout(shop.folder / "linked", image)
+    allow = ("--allow", "pkg/__pycache__")
+    done = shop.overlay("out", *allow, base=f"oci:{layout}")
+    assert done.code == 0, done.out
+    files = shop.layer("out", done.json["layer"]["digest"])
+    assert f"{PACKAGES}/pkg/.wh.__pycache__" in files
+    assert shop.verify("out").code == 0
+
+
 def test_a_composition_is_no_base(shop: Shop) -> None:
     """An overlay goes over the base, not over an overlay."""
     assert shop.overlay("one").code == 0
