@@ -38,6 +38,7 @@ class Case:
         doubts: Codes of the doubts.
         refused: Why no runtime takes it, or nothing.
         same: Whether the runtimes that take it all see the same.
+        alone: Whether there is no base below.
     """
 
     layers: tuple[Tar | bytes, ...]
@@ -45,16 +46,17 @@ class Case:
     doubts: tuple[str, ...] = ()
     refused: str = ""
     same: bool = True
+    alone: bool = False
 
     def tars(self) -> list[bytes]:
         return [
             layer if isinstance(layer, bytes) else layer.done()
-            for layer in (base(), *self.layers)
+            for layer in (*(() if self.alone else (base(),)), *self.layers)
         ]
 
 
-def doubt(code: str, *layers: Tar | bytes) -> Case:
-    return Case(layers, {}, (code,), same=False)
+def doubt(code: str, *layers: Tar | bytes, alone: bool = False) -> Case:
+    return Case(layers, {}, (code,), same=False, alone=alone)
 
 
 def refuse(code: str, *layers: Tar | bytes) -> Case:
@@ -123,6 +125,17 @@ CASES: dict[str, Case] = {
     "opaque-with-folders": Case(
         (T().folder("d").folder("d/e").file("d/e/n", "n").opaque("d"),),
         {"d/e/m": None, "d/e/n": "n"},
+    ),
+    "opaque-before-unnamed-folder": Case(
+        (T().opaque("d").file("d/q/n", "n"),), {"d/k": None, "d/q/n": "n"}
+    ),
+    "opaque-after-unnamed-folder": Case(
+        (T().folder("d").file("d/q/n", "n").opaque("d"),), {"d/k": None, "d/q/n": "n"}
+    ),
+    "opaque-after-unnamed-folder-in-the-first-layer": doubt(
+        "opaque-after-unnamed-folder",
+        T().folder("d").file("d/q/n", "n").opaque("d"),
+        alone=True,
     ),
     "opaque-root": doubt("opaque-root", T().opaque("").file("n", "n")),
     # One type in place of another.

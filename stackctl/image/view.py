@@ -223,6 +223,7 @@ class Applier:
         self._last: tuple[bytes, Node, bytes] | None = None
         self._whiteouts: set[bytes] = set()
         self._hidden: set[bytes] = set()
+        self._folders: set[bytes] = set()
         self._doubted: set[tuple[str, tuple[bytes, ...]]] = set()
 
     def apply(self, entries: Iterable[LayerEntry]) -> None:
@@ -235,6 +236,7 @@ class Applier:
         self._last = None
         self._whiteouts.clear()
         self._hidden.clear()
+        self._folders.clear()
         for entry in entries:
             self._apply(entry)
 
@@ -318,6 +320,7 @@ class Applier:
         entry: LayerEntry,
     ) -> None:
         assert parent.children is not None
+        self._folders.add(path)
         self._touch_folder(path)
         if existing is not None and existing.kind == "d":
             existing.layer = self._layer
@@ -435,7 +438,7 @@ class Applier:
     ) -> None:
         assert parent.children is not None
         if base == _OPAQUE:
-            removed = self._clear(parent)
+            removed = self._clear(parent, at)
             if parent is self.view.root and removed:
                 self._doubt(
                     "opaque-root",
@@ -470,19 +473,35 @@ class Applier:
                 "the file of the same layer stays",
             )
 
-    def _clear(self, top: Node) -> bool:
+    def _clear(self, top: Node, at: bytes) -> bool:
+        """Remove what lower layers have in a folder; say whether anything was.
+
+        In an image's first layer, containerd spares the names that entries have had so
+        far, but not a folder that no entry names, nor what is in it. In later layers
+        all agree (containerd 1.6, podman 4.3, tried out).
+        """
         removed = False
-        stack = [top]
+        stack: list[tuple[Node, bytes, bytes | None]] = [(top, at, None)]
         while stack:
-            folder = stack.pop()
+            folder, where, unnamed = stack.pop()
             assert folder.children is not None
             for name, child in list(folder.children.items()):
+                path = where + b"/" + name if where else name
                 if child.layer != self._layer:
                     del folder.children[name]
                     removed = True
                 elif child.kind == "d":
                     child.first = self._layer
-                    stack.append(child)
+                    lost = self._layer == 0 and path not in self._folders
+                    stack.append((child, path, unnamed or (path if lost else None)))
+                elif unnamed is not None:
+                    self._doubt(
+                        "opaque-after-unnamed-folder",
+                        [unnamed],
+                        "the entries of the opaque marker's own layer stay",
+                        "containerd removes a folder that no entry names, with the "
+                        "layer's own files in it",
+                    )
         return removed
 
     def _hard_link(self, entry: LayerEntry, path: bytes) -> Node:

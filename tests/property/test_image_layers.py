@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, assume, event, given, settings
+from hypothesis import HealthCheck, Phase, assume, event, example, given, settings
 from hypothesis import strategies as st
 from images import Tar, build_image, write_layout
 from runtimes import Containerd, Refused, Tree, umoci
@@ -117,6 +117,10 @@ def containerd(work: Path) -> Iterator[Containerd | None]:
     # Every try starts a runtime: a failure is reported as it was found.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@example(
+    # containerd loses the symlink, whose folder no entry names; umoci keeps it.
+    layers=[[("symlink", "b/x.py/a", "x.py"), ("opaque", "b", ""), ("file", "a", "1")]]
 )
 @given(layers=_layers)
 def test_runtimes_see_what_we_see(

@@ -424,6 +424,7 @@ COMMITS = st.tuples(AUTHORS, EMAILS, SECONDS, ZONES, MESSAGES)
 
 
 @examples(30)
+@example([('Jörg "q"', "a@x.org", 0, "+0000", "[foo]\n")])
 @given(st.lists(COMMITS, min_size=1, max_size=8))
 def test_patches_are_written_and_read_as_git_does(
     tmp_path_factory: pytest.TempPathFactory,

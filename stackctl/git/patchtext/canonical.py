@@ -415,9 +415,9 @@ def _specific_problem(author: Identity, message: bytes, diff: bytes) -> str | No
         )
     if clean_ident(author.email) != author.email or b"@" not in author.email:
         return "The author's address is not one that a mail can carry."
-    if re.search(rb"[\x00-\x1f\x7f]|  |\(|\)", author.name):
+    if re.search(rb'[\x00-\x1f\x7f()"\\]|  ', author.name):
         return (
-            "The author's name has repeated spaces, brackets or control characters; "
-            "these would be lost."
+            "The author's name has repeated spaces, brackets, quotes, backslashes or "
+            "control characters; these would be lost."
         )
     return None
