@@ -171,7 +171,7 @@ def receipt() -> Receipt:
     return make(document(kernel_evidence(pairs=2)))
 
 
-@examples(400)
+@examples(150)
 @given(data=st.data())
 def test_a_change_of_any_byte_is_found(
     receipt: Receipt, tmp_path: Path, data: st.DataObject
