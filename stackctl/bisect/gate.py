@@ -7,6 +7,7 @@ asked is whether the candidate is worse. The folder of the candidate is the work
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +18,7 @@ from stackctl.bisect.command import CancelledError, Control
 from stackctl.bisect.model import Answer, Probe
 from stackctl.bisect.stack import Place
 from stackctl.errors import ExitCode, StackctlError
-from stackctl.gates.arms import ComposedTrees, Found
+from stackctl.gates.arms import ComposedTrees, Found, files_below
 from stackctl.gates.here import Here
 from stackctl.gates.model import ArmSpec, Gate
 from stackctl.gates.process import Stopped
@@ -101,6 +102,10 @@ class _CandidateTrees:
     def base_package(self) -> frozenset[bytes]:
         """Return the paths below the package's folder that the base tracks."""
         return self._package
+
+    def paths(self, tree: str) -> frozenset[bytes]:
+        """Return the paths of what lies in the folder of a tree."""
+        return frozenset(files_below(os.fsencode(self.folder(tree))))
 
 
 def no_worse(claim: Claim) -> Claim:

@@ -2,7 +2,7 @@
 """`stackctl gate`: list, run, pack and decide gates."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from stackctl.gates import run as running
-    from stackctl.gates.arms import Trees
+    from stackctl.gates.cluster.executor import StoredTrees
     from stackctl.gates.here import Here
     from stackctl.gates.model import ArmSpec
+    from stackctl.gates.run import Engine
 
 RUN_EXAMPLE = (
     "Examples: stackctl gate run kpool-parity-cpu; "
     "stackctl gate run kpool-speed --python /opt/venv/bin/python --json; "
-    "stackctl gate run kpool-parity --arm on=only:parallel-prefill"
+    "stackctl gate run kpool-parity --arm on=only:parallel-prefill; "
+    "stackctl gate run kpool-speed --executor ray --ray-address 10.0.0.5:6379 "
+    "--ray-label ray.io/accelerator-type=H200"
 )
 PACK_EXAMPLE = (
     "Examples: stackctl gate pack kpool-speed --out pack --lib; "
@@ -61,6 +64,30 @@ BaseUrlOption = Annotated[
 ServedModelOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The server's name for the model."),
+]
+ExecutorOption = Annotated[
+    Literal["local", "ray"],
+    typer.Option(
+        "--executor",
+        help="Where units run: on this machine, or on the nodes of a Ray cluster.",
+    ),
+]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="The Ray cluster; by default RAY_ADDRESS, else one on this machine.",
+    ),
+]
+RayLabelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ray-label",
+        metavar="KEY=VALUE",
+        help="A label that a node must have, like ray.io/accelerator-type=H200 "
+        "(several times).",
+    ),
 ]
 GpuOption = Annotated[
     str | None,
@@ -125,6 +152,58 @@ def here_of(
         None if site is None else site.absolute(),
         {name: value for name, value in named.items() if value},
         gpu or "",
+    )
+
+
+def use_executor(
+    engine: "Engine",
+    trees: "StoredTrees",
+    executor: str,
+    address: str | None,
+    labels: list[str] | None,
+    python: str | None,
+    gpu: str | None,
+    session: Session,
+) -> None:
+    """Have an engine run its units where the options say.
+
+    Args:
+        engine: The engine.
+        trees: Its trees.
+        executor: `local` or `ray`.
+        address: Address of the Ray cluster.
+        labels: Labels that its nodes must have, as KEY=VALUE.
+        python: Python of the units, as given.
+        gpu: GPU to use, as given.
+        session: The run of the command.
+
+    Raises:
+        UsageError: Options that do not go together, or Ray is not installed.
+        RemoteError: The cluster cannot be used.
+    """
+    if executor != "ray":
+        if address or labels:
+            option = "--ray-address" if address else "--ray-label"
+            raise UsageError(f"{option} is for --executor ray")
+        return
+    if gpu:
+        raise UsageError(
+            "--gpu is for this machine: on a cluster, Ray gives a run its GPUs",
+            hint="choose nodes by --ray-label",
+        )
+    wanted = {}
+    for label in labels or ():
+        name, equals, value = label.partition("=")
+        if not (name and equals and value):
+            raise UsageError(
+                f"--ray-label {label}: expected KEY=VALUE",
+                hint="like --ray-label ray.io/accelerator-type=H200",
+            )
+        wanted[name] = value
+    from stackctl.gates.cluster.executor import RayExecutor
+
+    engine.executor = RayExecutor(
+        engine, trees, python, address, wanted, session.progress
     )
 
 
@@ -207,6 +286,9 @@ def register(app: typer.Typer) -> None:
         base_url: BaseUrlOption = None,
         served_model: ServedModelOption = None,
         gpu: GpuOption = None,
+        executor: ExecutorOption = "local",
+        ray_address: RayAddressOption = None,
+        ray_label: RayLabelOption = None,
         seed: SeedOption = None,
         fresh: FreshOption = False,
     ) -> Outcome:
@@ -227,10 +309,24 @@ def register(app: typer.Typer) -> None:
         here = here_of(python, site, model, base_url, gpu, served_model)
         outcomes = []
         with Engine(project, trees, here, progress=session.progress) as engine:
+            use_executor(
+                engine,
+                trees,
+                executor,
+                ray_address,
+                ray_label,
+                python,
+                gpu,
+                session,
+            )
             for each in wanted:
                 specs = _with_changes(each.arms, changes, each.name)
                 outcomes.append(engine.run(each, specs, seed=seed, fresh=fresh))
+            shipped = list(engine.executor.shipped)
         documents = [outcome.document(project) for outcome in outcomes]
+        if executor == "ray":
+            # What went to which node belongs to the call: later gates find it there.
+            documents[0]["shipped"] = shipped
         return Outcome(
             documents[0] if len(documents) == 1 else documents,
             lambda: [line for each in outcomes for line in _report(each, project)],
@@ -363,7 +459,7 @@ def _with_changes(
     }
 
 
-def _trees(session: Session, pack: Path | None) -> "tuple[Path, Trees]":
+def _trees(session: Session, pack: Path | None) -> "tuple[Path, StoredTrees]":
     """Return the project folder and where its trees come from."""
     if pack is not None:
         from stackctl.gates.pack import PackedTrees
@@ -384,6 +480,10 @@ def _report(outcome: "running.Outcome", project: Path) -> list[str]:
     lines += [f"  {text}" for text in outcome.problems if text not in outcome.reasons]
     lines += [f"  (limitation) {text}" for text in outcome.limitations]
     document = outcome.document(project)
+    if outcome.nodes:
+        lines.append(f"  ran on: {', '.join(outcome.nodes)}")
+    if outcome.lost:
+        lines.append(f"  lost while it ran: {', '.join(outcome.lost)}")
     for name in ("receipt", "output"):
         if document[name]:
             lines.append(f"  {name}: {document[name]}")

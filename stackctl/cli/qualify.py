@@ -9,13 +9,17 @@ from stackctl.cli.command import Session, command
 from stackctl.cli.gate import (
     VERDICT_CODES,
     BaseUrlOption,
+    ExecutorOption,
     FreshOption,
     GpuOption,
     ModelOption,
     PythonOption,
+    RayAddressOption,
+    RayLabelOption,
     ServedModelOption,
     SiteOption,
     here_of,
+    use_executor,
 )
 from stackctl.cli.output import Outcome, table
 from stackctl.cli.selection import split_names
@@ -29,7 +33,8 @@ EXAMPLE = (
     "Examples: stackctl qualify --dry-run; "
     "stackctl qualify --python /opt/venv/bin/python; "
     "stackctl qualify --set parallel-prefill --json; "
-    "stackctl qualify --run-all"
+    "stackctl qualify --run-all; "
+    "stackctl qualify --executor ray"
 )
 
 MAX_WHY = 120
@@ -55,8 +60,8 @@ def register(app: typer.Typer) -> None:
             typer.Option(
                 min=0,
                 metavar="N",
-                help="Most gates at once, of those that measure no time and need no "
-                "GPU; by default half the CPUs.",
+                help="Most gates at once, of those that measure no time; by default "
+                "half the CPUs. On a Ray cluster of all gates, and by default all.",
             ),
         ] = 0,
         python: PythonOption = None,
@@ -65,6 +70,9 @@ def register(app: typer.Typer) -> None:
         base_url: BaseUrlOption = None,
         served_model: ServedModelOption = None,
         gpu: GpuOption = None,
+        executor: ExecutorOption = "local",
+        ray_address: RayAddressOption = None,
+        ray_label: RayLabelOption = None,
         fresh: FreshOption = False,
         run_all: Annotated[
             bool,
@@ -107,6 +115,16 @@ def register(app: typer.Typer) -> None:
             session.progress.note(f"receipts are not looked at: {answers.problem}")
         trees = ComposedTrees(series, session.cache, session.offline, session.progress)
         with Engine(session.project, trees, here, progress=session.progress) as engine:
+            use_executor(
+                engine,
+                trees,
+                executor,
+                ray_address,
+                ray_label,
+                python,
+                gpu,
+                session,
+            )
             if dry_run:
                 rows = forecast(engine, asked, answers, run_all=run_all)
                 return Outcome({"gates": rows}, lambda: _forecast(rows))

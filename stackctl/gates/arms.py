@@ -76,6 +76,9 @@ class Trees(Protocol):
     def base_package(self) -> frozenset[bytes]:
         """Return the paths below the package's folder that the base tracks."""
 
+    def paths(self, tree: str) -> frozenset[bytes]:
+        """Return the paths of a tree's files."""
+
 
 def folder_tree(folder: Path) -> str:
     """Return the git id of a folder's files, whatever wrote them.
@@ -224,7 +227,7 @@ class ComposedTrees:
             with self._cache.lock(f"tree-{tree}"):
                 if target.exists() and folder_tree(target) != tree:
                     self._progress.note(f"tree {tree[:12]} was changed; written again")
-                    _remove(target)
+                    remove_folder(target)
                 if not target.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)
                     materialise(self._cache.store, TreeId(tree), target, self._progress)
@@ -243,7 +246,7 @@ class ComposedTrees:
         target = self._folders.pop(tree, None)
         if target is not None:
             with self._cache.lock(f"tree-{tree}"):
-                _remove(target)
+                remove_folder(target)
 
     def tests_of(self, name: str) -> tuple[str, ...]:
         """Return the test files that a set adds or changes."""
@@ -269,8 +272,12 @@ class ComposedTrees:
             self._package = frozenset(paths)
         return self._package
 
+    def paths(self, tree: str) -> frozenset[bytes]:
+        """Return the paths of a tree's files."""
+        return frozenset(path for path, _, _ in self._cache.store.walk(tree))
 
-def _remove(folder: Path) -> None:
+
+def remove_folder(folder: Path) -> None:
     """Remove a folder; the name first, so that nobody meets half of it."""
     doomed = folder.with_name(f".{folder.name}.{os.getpid()}.old")
     os.rename(folder, doomed)
@@ -301,13 +308,13 @@ class ArmFolder:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def _walk(folder: bytes, prefix: bytes = b"") -> Iterator[bytes]:
+def files_below(folder: bytes, prefix: bytes = b"") -> Iterator[bytes]:
     """Yield the paths of what is no folder."""
     with os.scandir(folder + b"/" + prefix if prefix else folder) as items:
         for item in sorted(items, key=lambda item: item.name):
             path = prefix + b"/" + item.name if prefix else item.name
             if item.is_dir(follow_symlinks=False):
-                yield from _walk(folder, path)
+                yield from files_below(folder, path)
             else:
                 yield path
 
@@ -323,7 +330,7 @@ def site_digest(site: Path, tracked: Iterable[bytes]) -> str:
     total = hashlib.sha256()
     top = os.fsencode(site)
     package = os.fsencode(PACKAGE)
-    for path in _walk(top, package):
+    for path in files_below(top, package):
         if path in known or b"/__pycache__/" in path:
             continue
         digest = sha256_of_file(top + b"/" + path)
@@ -359,11 +366,11 @@ def lay_over(site: Path, files: Path, tracked: frozenset[bytes], target: Path) -
     for name in os.listdir(source):
         if name not in (package, b"__pycache__"):
             os.symlink(source + b"/" + name, made + b"/" + name)
-    for path in _walk(source, package):
+    for path in files_below(source, package):
         if path not in tracked and b"/__pycache__/" not in path:
             _parents(made, path)
             os.symlink(source + b"/" + path, made + b"/" + path)
-    for path in _walk(own, package):
+    for path in files_below(own, package):
         _parents(made, path)
         place = made + b"/" + path
         if os.path.lexists(place):  # generated in the site, tracked in the arm

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stackctl import __version__
-from stackctl.compose.materialise import materialise
+from stackctl.compose.materialise import TreeSource, materialise
 from stackctl.errors import InputError, PinError, UsageError
 from stackctl.fsutil import read_regular, write_atomic
 from stackctl.gates.arms import ComposedTrees, Found, folder_tree
@@ -87,7 +87,7 @@ def write_pack(
     found = {name: trees.find(name) for name in wanted}
     ids = sorted({item.tree for item in found.values() if item.tree is not None})
     out.mkdir(parents=True, exist_ok=True)
-    _write_trees(trees, ids, out / TREES, progress)
+    write_trees(trees.store, ids, out / TREES, progress)
     files = _copy_project(engine, gates, out / PROJECT)
     sets = {g.tests.of for g in gates if g.tests is not None and g.tests.of is not None}
     manifest = {
@@ -119,13 +119,12 @@ def write_pack(
     }
 
 
-def _write_trees(
-    trees: ComposedTrees, ids: Sequence[str], path: Path, progress: Progress
+def write_trees(
+    store: TreeSource, ids: Sequence[str], path: Path, progress: Progress
 ) -> None:
     """Write trees as listings and files by their id, each once, always the same."""
     listings: dict[str, list[bytes]] = {}
     blobs: dict[bytes, None] = {}
-    store = trees.store
     for tree in ids:
         rows = []
         for name, mode, oid in store.walk(tree):
@@ -150,6 +149,22 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 def _copy_project(engine: Engine, gates: Sequence[Gate], out: Path) -> dict[str, str]:
     """Copy the files that the gates depend on; return their digests by path."""
+    digests = {}
+    for name, data in project_files(engine, gates).items():
+        target = out / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(target, data)
+        digests[name] = hashlib.sha256(data).hexdigest()
+    return digests
+
+
+def project_files(engine: Engine, gates: Sequence[Gate]) -> dict[str, bytes]:
+    """Return what gates need of their project, by path.
+
+    Args:
+        engine: The engine of the project.
+        gates: The gates.
+    """
     wanted: dict[str, None] = {}
     for gate in gates:
         for item in engine.files(gate):
@@ -158,14 +173,7 @@ def _copy_project(engine: Engine, gates: Sequence[Gate], out: Path) -> dict[str,
     for name in (SERIES_FILE, LOCK_FILE):
         if (engine.project / name).is_file():
             wanted[name] = None
-    digests = {}
-    for name in sorted(wanted):
-        data = (engine.project / name).read_bytes()
-        target = out / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, data)
-        digests[name] = hashlib.sha256(data).hexdigest()
-    return digests
+    return {name: (engine.project / name).read_bytes() for name in sorted(wanted)}
 
 
 def _copy_libraries(out: Path, everything: bool) -> None:
@@ -201,7 +209,7 @@ def _bare(requirement: str) -> str:
     return Requirement(requirement).name
 
 
-class _PackedStore:
+class PackedStore:
     """The trees of a pack, as far as writing them needs them."""
 
     def __init__(self, path: Path) -> None:
@@ -269,11 +277,16 @@ class PackedTrees:
         self.project = folder / PROJECT
         self._folder = folder
         self._progress = progress
-        self._store = _PackedStore(folder / TREES)
+        self._store = PackedStore(folder / TREES)
         self._manifest = _read_manifest(folder)
         self._folders: dict[str, Path] = {}
         for name, digest in self._manifest["files"].items():
             _check_file(self.project, name, digest)
+
+    @property
+    def store(self) -> PackedStore:
+        """What holds the trees."""
+        return self._store
 
     @property
     def gates(self) -> tuple[str, ...]:
@@ -338,6 +351,10 @@ class PackedTrees:
     def base_package(self) -> frozenset[bytes]:
         """Return the paths below the package's folder that the base tracks."""
         return frozenset(map(os.fsencode, self._manifest["package"]))
+
+    def paths(self, tree: str) -> frozenset[bytes]:
+        """Return the paths of a tree's files."""
+        return frozenset(path for path, _, _ in self._store.walk(tree))
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """All gates that a series names, in its order, to one verdict.
 
-A gate that several sets name runs once. Gates that need no GPU and measure no time run
-side by side; the others run alone, one after the other, when those are done. A run that
-was interrupted goes on: gates that it had answered, and units that it had finished, are
-not repeated unless something they depend on has changed. What a fresh, believed receipt
-answers is not run again, and need not run here at all.
+A gate that several sets name runs once. Gates that measure no time run side by side,
+each on GPUs of its own where it needs any; the others run alone, one after the other,
+when those are done. On a cluster all run side by side, for each has its node. A run
+that was interrupted goes on: gates that it had answered, and units that it had
+finished, are not repeated unless something they depend on has changed.
+What a fresh, believed receipt answers is not run again, and need not run here at all.
 """
 
 import json
@@ -56,7 +57,7 @@ class Asked:
     @property
     def alone(self) -> bool:
         """Whether nothing else may run beside it."""
-        return self.gate.timed or self.gate.needs.gpus > 0
+        return self.gate.timed
 
 
 @dataclass(slots=True)
@@ -176,7 +177,7 @@ def forecast(
         past, source = past_seconds(engine.runs, gate), "run"
         if past is None:
             past, source = answers.unit_seconds(gate.name), "receipt"
-        missing = engine.here.missing(gate)
+        missing = engine.executor.missing(gate)
         answer = answers.answer(gate.name)
         if run_all and not missing:
             answer = None
@@ -194,7 +195,7 @@ def forecast(
                 "limit_s": rounds * gate.limits.seconds,
                 "expected_s": None if past is None else round(rounds * past, 1),
                 "expected_from": None if past is None else source,
-                "alone": item.alone,
+                "alone": engine.executor.alone and item.alone,
             }
         )
     return rows
@@ -260,7 +261,7 @@ def qualify(
         asked: The gates, in their order.
         answers: What receipts answer.
         jobs: Most gates at once, of those that may run side by side; by default half
-            the CPUs.
+            the CPUs, and on a cluster all.
         fresh: Repeat what an interrupted run had answered.
         run_all: Run also what a receipt answers, where that can run here.
         told: Told of every gate as it is answered.
@@ -290,7 +291,7 @@ def qualify(
     def known(item: Asked) -> Row | None:
         """Return what need not be run, and prepare what has to be."""
         name = item.gate.name
-        runs = not engine.here.missing(item.gate)
+        runs = not engine.executor.missing(item.gate)
         if runs and not fresh and journal.has(name):
             bounds[name] = engine.prepare(item.gate)
             if (before := journal.find(name, bounds[name])) is not None:
@@ -309,8 +310,12 @@ def qualify(
             continue
         found[item.gate.name] = row
         told(row)
-    side = [item for item in open_ if not item.alone]
-    workers = max(1, jobs or (os.cpu_count() or 2) // 2)
+    if engine.executor.alone:
+        side = [item for item in open_ if not item.alone]
+        workers = max(1, jobs or (os.cpu_count() or 2) // 2)
+    else:
+        side = open_
+        workers = max(1, jobs or len(side))
     pool = ThreadPoolExecutor(workers)
     futures: dict[str, Future[Row]] = {}
     try:
@@ -324,7 +329,7 @@ def qualify(
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     for item in open_:
-        if item.alone:
+        if item.gate.name not in found:
             found[item.gate.name] = answer(item)
             told(found[item.gate.name])
     journal.end()

@@ -22,23 +22,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from stackctl import __version__
-from stackctl.errors import InputError, PinError, UsageError
+from stackctl.errors import InputError, PinError, RemoteError, UsageError
 from stackctl.fsutil import read_regular, sha256_of_file, write_atomic
-from stackctl.gates import arms as arms_
-from stackctl.gates import snapshot
-from stackctl.gates.arms import ArmFolder, Found, Trees, folder_tree, lay_over
+from stackctl.gates.arms import Found, Trees
 from stackctl.gates.asked import sets_asking
 from stackctl.gates.bound import bound_files
 from stackctl.gates.evidence import Arm, Evidence, Schedule, Slot, Unit, from_document
 from stackctl.gates.here import Here
-from stackctl.gates.kinds import Place
+from stackctl.gates.hosts import (
+    Executor,
+    Host,
+    HostLostError,
+    LocalExecutor,
+    Task,
+    versions,
+)
 from stackctl.gates.model import FOLDER, Gate
 from stackctl.gates.rule.decide import decide
 from stackctl.gates.rule.model import Decision
 from stackctl.gates.rule.schedule import schedule
-from stackctl.gates.snapshot import Gpu, gpu_lock
-from stackctl.gates.units import UnitFiles, run_unit
+from stackctl.gates.snapshot import Gpu
+from stackctl.gates.units import UnitFiles
 from stackctl.model.canonical import loads_strict
 from stackctl.progress import SILENT, Progress
 
@@ -54,8 +58,8 @@ KEPT: Final = 3
 MAX_EVIDENCE: Final = 256 << 20
 """Largest evidence that is read, bytes."""
 
-VERSIONS: Final = ("torch", "triton", "vllm", "pytest", "numpy", "transformers")
-"""Packages whose versions every run records, beside those that its gate needs."""
+LOSSES: Final = 2
+"""How often a run is taken to another node because its node was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Outcome:
         problems: What was wrong with units, in full: a receipt holds only what is
             known not to tell anything of the machine.
         resumed: Units that an earlier, interrupted run had finished.
+        nodes: Nodes of a cluster that it ran on, by their anonymous names.
+        lost: Nodes that were lost while they had work of it.
         ns: Wall-clock nanoseconds of this call.
     """
 
@@ -87,6 +93,8 @@ class Outcome:
     folder: Path | None = None
     problems: tuple[str, ...] = ()
     resumed: int = 0
+    nodes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     ns: int = 0
 
     @classmethod
@@ -135,6 +143,8 @@ class Outcome:
             "output": shown(self.folder),
             "resumed_units": self.resumed,
             "units": 0 if self.evidence is None else len(self.evidence.units),
+            "nodes": list(self.nodes),
+            "lost_nodes": list(self.lost),
             "claims": [] if decision is None else decision["claims"],
             "ns": self.ns,
         }
@@ -151,12 +161,13 @@ class _Plan:
     scope: dict[str, Any]
     gpus: Sequence[Gpu]
     schedule: Schedule
+    node: str | None = None
     started: str = ""
     limitations: tuple[str, ...] = ()
 
 
 class Engine:
-    """Runs the gates of one project on this machine.
+    """Runs the gates of one project.
 
     Args:
         project: Project folder (or that of a pack).
@@ -164,6 +175,7 @@ class Engine:
         here: What the user named and what this machine has.
         runs: Where runs are kept; by default inside the project.
         progress: Told what is being done.
+        executor: What finds the machines; by default it is this one.
     """
 
     def __init__(
@@ -173,6 +185,7 @@ class Engine:
         here: Here,
         runs: Path | None = None,
         progress: Progress = SILENT,
+        executor: Executor | None = None,
     ) -> None:
         self.project = project
         self.trees = trees
@@ -180,17 +193,16 @@ class Engine:
         self.runs = project / RUNS if runs is None else runs
         self.progress = progress
         self.stop = threading.Event()
-        self._lock = threading.RLock()
-        self._sites: dict[str, Path] = {}
-        self._site_digest = ""
-        self._top = self.runs
-        self._exit = contextlib.ExitStack()
+        self.lock = threading.RLock()
+        self.executor: Executor = executor or LocalExecutor(
+            project, trees, here, self.runs, progress
+        )
 
     def __enter__(self) -> "Engine":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._exit.close()
+        self.executor.close()
 
     # -- before the first unit ---------------------------------------------------------
 
@@ -202,7 +214,7 @@ class Engine:
             specs: Its arms, or others in their place.
         """
         arms = {}
-        with self._lock:
+        with self.lock:
             for name, spec in specs.items():
                 found: Found = self.trees.find(spec.tree)
                 arms[name] = Arm(
@@ -213,6 +225,7 @@ class Engine:
     def plan(
         self,
         gate: Gate,
+        host: Host,
         specs: Mapping[str, "ArmSpec"] | None = None,
         seed: int | None = None,
     ) -> _Plan:
@@ -220,44 +233,38 @@ class Engine:
 
         Args:
             gate: The gate.
+            host: Where it is to run.
             specs: Other arms in place of the gate's.
             seed: Seed of schedule and inputs; drawn where it is not given.
         """
         arms = self.resolve(gate, gate.arms if specs is None else specs)
         files = self.files(gate)
-        python = self.here.interpreter
-        needed = [_name(item) for item in gate.needs.packages]
-        wanted = dict.fromkeys([*VERSIONS, *needed])
-        versions = {
-            name: python.packages[name] for name in wanted if name in python.packages
-        }
-        found = python.version or "unknown"
-        versions = {"python": found, "stackctl": __version__, **versions}
-        gpus = self.here.gpus[: gate.needs.gpus]
-        site = self.site_digest() if self.here.site is not None else None
-        model = model_identity(self.here.parameters.get("model"))
-        base = dict(self.trees.base)
+        found = versions(gate, host.here)
+        site = host.site_digest()
+        model = host.model()
         inputs = {
-            "base": base,
+            "base": dict(self.trees.base),
             "files": files,
             "image": None,
             "model": model,
         }
         scope = {
-            "host": snapshot.host(),
-            "hardware": {"gpus": [dict(gpu.facts) for gpu in gpus]},
-            "versions": versions if site is None else {**versions, "site": site},
+            "host": host.describe(),
+            "hardware": {"gpus": [dict(gpu.facts) for gpu in host.gpus]},
+            "versions": found if site is None else {**found, "site": site},
         }
         bound: dict[str, Any] = {
             "gate": gate.sha256,
             "arms": {name: arm.document() for name, arm in arms.items()},
             "files": {item["path"]: item["sha256"] for item in files},
             "model": model,
-            "versions": versions,
-            "gpus": [gpu.uuid for gpu in gpus],
+            "versions": found,
+            "gpus": [gpu.uuid for gpu in host.gpus],
             "site": site,
-            "base-url": self.here.parameters.get("base-url"),
+            "base-url": host.here.parameters.get("base-url"),
         }
+        if gate.timed and host.node is not None:
+            bound["node"] = host.node  # what is compared is taken on one machine
         if seed is not None:
             bound["seed"] = seed
         drawn = secrets.randbits(32) if seed is None else seed
@@ -267,8 +274,9 @@ class Engine:
             json.loads(json.dumps(bound)),
             inputs,
             scope,
-            gpus,
+            host.gpus,
             self.schedule(gate, list(arms), drawn),
+            host.node,
         )
 
     def schedule(self, gate: Gate, names: Sequence[str], seed: int) -> Schedule:
@@ -290,60 +298,28 @@ class Engine:
             for name, (role, digest) in sorted(found.items())
         ]
 
-    def site_digest(self) -> str:
-        """Return the digest of what the site adds to every arm."""
-        with self._lock:
-            if not self._site_digest:
-                assert self.here.site is not None
-                tracked = self.trees.base_package()
-                self._site_digest = arms_.site_digest(self.here.site, tracked)
-            return self._site_digest
-
-    # -- folders -----------------------------------------------------------------------
-
-    def folders(self, plan: _Plan) -> dict[str, ArmFolder]:
-        """Return the arms' folders, written and verified."""
-        made = {}
-        with self._lock:
-            for name, arm in plan.arms.items():
-                if arm.tree is None:
-                    made[name] = ArmFolder(None, None, None, arm.env)
-                    continue
-                files = self.trees.folder(arm.tree)
-                made[name] = ArmFolder(arm.tree, files, self._site(arm.tree), arm.env)
-        return made
-
-    def _site(self, tree: str) -> Path:
-        files = self.trees.folder(tree)
-        if self.here.site is None:
-            return files
-        if tree not in self._sites:
-            if not self._sites:
-                from stackctl.scratch import scratch_folder
-
-                self.runs.mkdir(parents=True, exist_ok=True)
-                self._top = self._exit.enter_context(
-                    scratch_folder(self.runs, ".sites-")
-                )
-            target = self._top / tree
-            lay_over(self.here.site, files, self.trees.base_package(), target)
-            self._sites[tree] = target
-        return self._sites[tree]
-
     def prepare(self, gate: Gate) -> dict[str, Any]:
         """Do in this thread what no two threads may do at once.
 
         Args:
-            gate: A gate that can run here.
+            gate: A gate that can run.
 
         Returns:
-            What its run is bound to.
+            What its answer depends on.
         """
-        plan = self.plan(gate)
-        self.folders(plan)
-        if gate.tests is not None and gate.tests.of is not None:
-            self.trees.tests_of(gate.tests.of)
-        return plan.bound
+        arms = self.resolve(gate, gate.arms)
+        with self.lock:
+            self.executor.prepare(arms)
+            if gate.tests is not None and gate.tests.of is not None:
+                self.trees.tests_of(gate.tests.of)
+        bound = {
+            "gate": gate.sha256,
+            "arms": {name: arm.document() for name, arm in arms.items()},
+            "files": {item["path"]: item["sha256"] for item in self.files(gate)},
+            **self.executor.identity(gate),
+        }
+        found: dict[str, Any] = json.loads(json.dumps(bound))
+        return found
 
     # -- the run -----------------------------------------------------------------------
 
@@ -373,23 +349,50 @@ class Engine:
             KeyboardInterrupt: The same, in the main thread.
         """
         begun = time.monotonic_ns()
-        missing = self.here.missing(gate)
-        if missing:
-            evidence = Evidence(
-                gate.name,
-                gate.kind,
-                {},
-                Schedule(0, (), ()),
-                (),
-                missing=tuple(missing),
-            )
-            return Outcome(gate.name, "not-tested", tuple(missing), evidence=evidence)
-        plan = self.plan(gate, specs, seed)
-        with contextlib.ExitStack() as stack:
-            for gpu in sorted(plan.gpus, key=lambda gpu: gpu.uuid):
-                stack.enter_context(
-                    gpu_lock(gpu.uuid, lambda: self.progress.note(_WAITING))
+        avoid: dict[str, list[str]] = {}
+        lost: list[str] = []
+        while True:
+            missing = self.executor.missing(gate, avoid)
+            if missing:
+                if lost:
+                    raise _lost(gate, lost)
+                # What the nodes lack that were asked says more than that none is left.
+                missing = next(iter(avoid.values()), missing)
+                return _not_tested(gate, missing)
+            prefer = _interrupted(self.runs / gate.name)
+            try:
+                with self.executor.host(gate, self.stop, avoid, prefer) as host:
+                    lacks = host.here.missing(gate)
+                    if lacks and host.node is not None:
+                        avoid[host.node] = lacks
+                        continue
+                    outcome = self._on(host, gate, specs, seed, fresh, keep)
+            except HostLostError as error:
+                lost.append(error.node)
+                avoid[error.node] = [error.why]
+                if len(lost) > LOSSES:
+                    raise _lost(gate, lost) from None
+                self.progress.note(
+                    f"{gate.name}: {error.node} was lost ({error.why}); what it had "
+                    "not answered does not count and runs again on another node"
                 )
+                fresh = False
+                continue
+            ns = time.monotonic_ns() - begun
+            return replace(outcome, lost=tuple(lost), ns=ns)
+
+    def _on(
+        self,
+        host: Host,
+        gate: Gate,
+        specs: Mapping[str, "ArmSpec"] | None,
+        seed: int | None,
+        fresh: bool,
+        keep: bool,
+    ) -> Outcome:
+        """Run a gate on a host to its verdict."""
+        plan = self.plan(gate, host, specs, seed)
+        with contextlib.ExitStack() as stack:
             folder, resumed = self._open(plan, fresh, stack)
             files = UnitFiles(folder / "units")
             known = files.load(self.progress.note) if resumed else {}
@@ -398,7 +401,7 @@ class Engine:
                     f"{gate.name}: takes up its interrupted run, "
                     f"{len(known)} of {len(plan.schedule.slots)} units are there"
                 )
-            problems = self._run_units(plan, files, known, folder)
+            problems = self._run_units(plan, host, files, known, folder)
             units = files.load(self.progress.note)
         evidence = self._evidence(plan, units, problems)
         outcome = self._conclude(plan, evidence, folder, keep)
@@ -411,7 +414,7 @@ class Engine:
             outcome,
             problems=(*problems, *told),
             resumed=len(known),
-            ns=time.monotonic_ns() - begun,
+            nodes=tuple(_nodes(units)),
         )
 
     def _open(
@@ -443,7 +446,7 @@ class Engine:
                 f"{plan.gate.name}: starts anew and does not take up its interrupted "
                 f"run ({why})"
             )
-            if not changed:
+            if set(changed) <= {"node", "gpus"}:
                 # Its figures may have been looked at: readers of the receipt may know.
                 lost = len(list((last / "units").glob("*.json")))
                 plan.limitations = (
@@ -464,6 +467,7 @@ class Engine:
             "bound": plan.bound,
             "schedule": plan.schedule.document(),
             "started": plan.started,
+            "node": plan.node,
             "limitations": list(plan.limitations),
         }
         _write_json(folder / "plan.json", document)
@@ -503,17 +507,22 @@ class Engine:
         return []
 
     def _run_units(
-        self, plan: _Plan, files: UnitFiles, known: Mapping[int, Unit], folder: Path
+        self,
+        plan: _Plan,
+        host: Host,
+        files: UnitFiles,
+        known: Mapping[int, Unit],
+        folder: Path,
     ) -> list[str]:
         """Run the units that are not there yet; return problems of the whole run."""
         gate = plan.gate
-        arms = self.folders(plan)
         tests: tuple[str, ...] = ()
         if gate.tests is not None and gate.tests.of is not None:
-            with self._lock:
+            with self.lock:
                 named = self.trees.tests_of(gate.tests.of)
-            (arm,) = arms.values()
-            lost = [t for t in named if not arm.files or not (arm.files / t).exists()]
+                (arm,) = plan.arms.values()
+                there = self.trees.paths(arm.tree) if arm.tree is not None else ()
+            lost = [test for test in named if os.fsencode(test) not in there]
             if lost or not named:
                 name = gate.tests.of
                 if not named:
@@ -523,26 +532,14 @@ class Engine:
                     "not in the tree"
                 ]
             tests = named
-        caches = folder / "cache"
         slots = [slot for slot in plan.schedule.slots if slot.unit not in known]
         total = len(plan.schedule.slots)
+        host.open(Task(gate, plan.arms, total, plan.schedule.seed, tests), folder)
         if any(unit.problems or unit.stop for unit in known.values()):
             slots = []  # what is there decides already
 
         def one(slot: Slot) -> Unit:
-            scratch = folder / "units" / f"{slot.unit:04d}"
-            place = Place(
-                gate,
-                slot,
-                total,
-                plan.schedule.seed,
-                {name: arms[name] for name in slot.arms},
-                self.project,
-                scratch,
-                self.here,
-                tests,
-            )
-            unit = run_unit(place, caches, plan.gpus, self.stop)
+            unit = host.unit(slot, self.stop)
             files.save(unit)
             return unit
 
@@ -557,7 +554,7 @@ class Engine:
                 if unit.problems or unit.stop or self._decided(plan, done):
                     break
         self.progress.update(gate.name, total, total)
-        return self._verify(plan)
+        return self._verify(plan, host)
 
     def _side_by_side(
         self,
@@ -597,16 +594,12 @@ class Engine:
             return False
         return decision.final
 
-    def _verify(self, plan: _Plan) -> list[str]:
+    def _verify(self, plan: _Plan, host: Host) -> list[str]:
         """Check that what was measured is what the run is bound to."""
-        problems = []
-        with self._lock:
-            for name, arm in plan.arms.items():
-                if arm.tree is None:
-                    continue
-                if folder_tree(self.trees.folder(arm.tree)) != arm.tree:
-                    problems.append(f"the tree of arm {name} was changed while it ran")
-                    self.trees.forget(arm.tree)
+        problems = [
+            f"the tree of arm {name} was changed while it ran"
+            for name in host.changed()
+        ]
         if self.files(plan.gate) != plan.inputs["files"]:
             problems.append("files that the gate is bound to were changed while it ran")
         return problems
@@ -616,13 +609,16 @@ class Engine:
     def _evidence(
         self, plan: _Plan, units: Mapping[int, Unit], problems: Sequence[str]
     ) -> Evidence:
+        scope = plan.scope
+        if nodes := _nodes(units):
+            scope = {**scope, "host": {**scope["host"], "nodes": nodes}}
         evidence = Evidence(
             gate=plan.gate.name,
             kind=plan.gate.kind,
             arms=plan.arms,
             schedule=plan.schedule,
             units=tuple(units[number] for number in sorted(units)),
-            scope=plan.scope,
+            scope=scope,
             inputs={**plan.inputs, "image": _image_digest(plan.gate, units)},
             problems=tuple(problems),
             limitations=(*plan.gate.limitations, *plan.limitations),
@@ -681,7 +677,40 @@ class Engine:
         return {"argv": argv, "env": dict(gate.env)}
 
 
-_WAITING: Final = "waits for the GPU, which another gate run holds"
+def _not_tested(gate: Gate, missing: Sequence[str]) -> Outcome:
+    evidence = Evidence(
+        gate.name, gate.kind, {}, Schedule(0, (), ()), (), missing=tuple(missing)
+    )
+    return Outcome(gate.name, "not-tested", tuple(missing), evidence=evidence)
+
+
+def _lost(gate: Gate, nodes: Sequence[str]) -> RemoteError:
+    named = ", ".join(nodes)
+    return RemoteError(
+        f"{gate.name}: {named} went away while it ran there, and no other node can "
+        "take it over",
+        kind="node-lost",
+        hint="look at the cluster, then run it again: what was finished is kept",
+        where={"gate": gate.name, "nodes": list(nodes)},
+    )
+
+
+def _nodes(units: Mapping[int, Unit]) -> list[str]:
+    """Return the nodes that units ran on, in the order of the units."""
+    found = [units[number].host.get("node") for number in sorted(units)]
+    return list(dict.fromkeys(node for node in found if isinstance(node, str)))
+
+
+def _interrupted(top: Path) -> dict[str, Any]:
+    """Return where the last run of a gate was, if it was interrupted."""
+    runs = sorted(top.glob("[0-9]*")) if top.is_dir() else []
+    if not runs or (runs[-1] / "finished.json").exists():
+        return {}
+    try:
+        plan = json.loads((runs[-1] / "plan.json").read_bytes())
+        return {"node": plan.get("node"), "gpus": list(plan["bound"]["gpus"])}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def write_receipt(
@@ -818,32 +847,6 @@ def _image_digest(gate: Gate, units: Mapping[int, Unit]) -> str | None:
     digests = {item.get("digest") for item in found if isinstance(item, Mapping)}
     (digest,) = digests if len(digests) == 1 else (None,)
     return digest if isinstance(digest, str) else None
-
-
-def _name(requirement: str) -> str:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    return canonicalize_name(Requirement(requirement).name)
-
-
-def _must_be_there(path: Path, gate: Gate) -> None:
-    if not path.is_file():
-        raise _missing(path, gate, "file")
-
-
-def _missing(path: Path, gate: Gate, what: str) -> InputError:
-    return InputError(
-        f"{gate.path}: names {path}, but there is no such {what}",
-        kind="file-missing",
-        where={"file": str(gate.path)},
-    )
-
-
-def _inside(path: Path, project: Path) -> str:
-    if path.is_relative_to(project):
-        return path.relative_to(project).as_posix()
-    return f"{FOLDER}/{path.name}"
 
 
 def _write_json(path: Path, document: object) -> None:

@@ -113,25 +113,30 @@ def gpus() -> list[Gpu]:
     found = []
     if nvml is not None:
         for index in range(_count(nvml)):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            facts: dict[str, Any] = {
-                "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-                "name": _text(nvml.nvmlDeviceGetName(handle)),
-                "driver": _text(nvml.nvmlSystemGetDriverVersion()),
-                "memory_mib": nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20,
-            }
+            # One that fell off the bus is no GPU, and no reason to lose the others.
             with contextlib.suppress(nvml.NVMLError):
-                facts["sm_max_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(
-                    handle, nvml.NVML_CLOCK_SM
-                )
-            found.append(_gpu(index, facts))
+                found.append(_gpu(index, _facts(nvml, index)))
         return found
     for index, row in enumerate(_smi(list(_FIXED.values())[:-1])):
-        facts = dict(zip(_FIXED, row, strict=False))
+        facts: dict[str, Any] = dict(zip(_FIXED, row, strict=False))
         for name in ("memory_mib", "sm_max_mhz"):
             facts[name] = int(_number(facts[name]) or 0)
         found.append(_gpu(index, facts))
     return found
+
+
+def _facts(nvml: Any, index: int) -> dict[str, Any]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    facts: dict[str, Any] = {
+        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
+        "name": _text(nvml.nvmlDeviceGetName(handle)),
+        "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+        "memory_mib": nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20,
+        "sm_max_mhz": 0,
+    }
+    with contextlib.suppress(nvml.NVMLError):
+        facts["sm_max_mhz"] = nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+    return facts
 
 
 def _count(nvml: Any) -> int:
@@ -139,6 +144,17 @@ def _count(nvml: Any) -> int:
         return int(nvml.nvmlDeviceGetCount())
     except nvml.NVMLError:
         return 0
+
+
+def _reasons_now(nvml: Any, handle: Any) -> int:
+    """Return the driver's reasons, also of a driver before 535 with a newer binding."""
+    for name in (
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+    ):
+        with contextlib.suppress(AttributeError, nvml.NVMLError_FunctionNotFound):
+            return int(getattr(nvml, name)(handle))
+    raise nvml.NVMLError(nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
 def _text(value: object) -> str:
@@ -176,12 +192,10 @@ def gpu_state(gpu: Gpu) -> dict[str, Any]:
                 }
                 return state
         return dict.fromkeys(_STATE)
-    handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
-    names = (
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetCurrentClocksThrottleReasons",  # its name before driver 535
-    )
-    reasons = next(getattr(nvml, name) for name in names if hasattr(nvml, name))
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    except nvml.NVMLError:
+        return dict.fromkeys(_STATE)
     readers: dict[str, Callable[[], Any]] = {
         "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
         "memory_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
@@ -189,7 +203,7 @@ def gpu_state(gpu: Gpu) -> dict[str, Any]:
             handle, nvml.NVML_TEMPERATURE_GPU
         ),
         "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "reasons": lambda: reasons(handle),
+        "reasons": lambda: _reasons_now(nvml, handle),
         "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "memory_used_mib": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used >> 20,
     }
@@ -355,15 +369,18 @@ def package_problems(
 @contextlib.contextmanager
 def gpu_lock(
     uuid: str,
-    waiting: Callable[[], None],
+    waiting: Callable[[], None] | None = None,
     folder: Path = Path("/tmp"),  # noqa: S108
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """Hold a GPU against other gate runs of this machine, of whatever user.
 
     Args:
         uuid: The GPU.
-        waiting: Called once where another run holds it.
+        waiting: Called once where another run holds it; without it, nothing waits.
         folder: Where the lock file is: one that all users share.
+
+    Yields:
+        Whether it is held; always so once it was waited for.
     """
     import fcntl
 
@@ -379,8 +396,11 @@ def gpu_lock(
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if waiting is None:
+                yield False
+                return
             waiting()
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield True
     finally:
         os.close(descriptor)

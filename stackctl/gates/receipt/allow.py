@@ -133,7 +133,7 @@ ANSWER_KEYS: Final = (
     "schema", "samples", "engagement", "stop", "notes", "extra", "inputs",
 )  # fmt: skip
 HOST_KEYS: Final = (
-    "load_before", "load_peak", "load_mean", "load_after", "cpus", "loadavg",
+    "load_before", "load_peak", "load_mean", "load_after", "cpus", "loadavg", "node",
 )  # fmt: skip
 GPU_KEYS: Final = ("uuid", "before", "after", "throttled", "name", "model", "index")
 
