@@ -221,8 +221,7 @@ class RayExecutor:
         self._progress = progress
         self._exit = contextlib.ExitStack()
         # Ray prints what its daemons say, also where it is asked not to.
-        nowhere = self._exit.enter_context(Path(os.devnull).open("w"))
-        self._exit.enter_context(contextlib.redirect_stdout(nowhere))
+        self._exit.enter_context(contextlib.redirect_stdout(_Nowhere()))
         try:
             self._ray = connect(address)
         except BaseException:
@@ -411,6 +410,13 @@ class RayExecutor:
             "labels": self._labels,
             "nodes": [node.name for node in self.nodes()],
         }
+
+
+class _Nowhere(io.TextIOBase):
+    """What is written here is gone."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
 
 
 def _stays(gate: Gate) -> bool:
