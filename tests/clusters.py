@@ -98,13 +98,11 @@ class RayCluster:
 
     def close(self) -> None:
         """End the cluster."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(60)
-        if self._process.poll() is None:
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._process.communicate()
 
 
 @contextlib.contextmanager

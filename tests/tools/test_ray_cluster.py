@@ -96,20 +96,22 @@ def test_what_a_run_needs_is_sent_once_to_each_node(project, cluster):
     add_gate(project, "texts", TEXTS, TWO)
     add_gate(project, "others", TEXTS, TWO)
     sent = []
-    for name, label in (
-        ("texts", "a"),
-        ("texts", "a"),
-        ("others", "a"),
-        ("texts", "b"),
+    for names, label in (
+        (["texts", "others"], "a"),
+        (["texts"], "a"),
+        (["texts"], "b"),
     ):
-        done = gate(project, cluster, name, "--ray-label", f"name={label}")
+        done = gate(project, cluster, *names, "--ray-label", f"name={label}")
         assert done.code == 0, done.json
-        assert done.json["nodes"] == [cluster.known(label)]
-        sent.append(done.json["shipped"])
-    kinds = [sorted(item["kind"] for item in each) for each in sent]
+        first, *_ = found = done.json if len(names) > 1 else [done.json]
+        assert [each["nodes"] for each in found] == [[cluster.known(label)]] * len(
+            names
+        )
+        sent.append(first["shipped"])
+    kinds = [[item["kind"] for item in each] for each in sent]
+    # A second gate with the same trees: its own files alone.
     everything = ["code", "project", "tree", "tree"]
-    # Another gate with the same trees: its own files alone.
-    assert kinds == [everything, [], ["project"], everything]
+    assert kinds == [[*everything, "project"], [], everything]
     every = [(item["node"], item["digest"]) for each in sent for item in each]
     assert len(set(every)) == len(every)
     trees = {item["digest"] for item in sent[0] if item["kind"] == "tree"}
@@ -135,12 +137,13 @@ def test_what_a_run_needs_is_sent_once_to_each_node(project, cluster):
 
 def test_a_tree_that_was_changed_on_a_node_is_sent_again(project, cluster):
     add_gate(project, "texts", TEXTS, TWO)
-    assert gate(project, cluster, "texts", "--ray-label", "name=a").code == 0
     trees = sorted((cluster.cache("a") / "trees").iterdir())
+    assert len(trees) == 2  # of the test above: the same project makes the same trees
     (trees[0] / "pkg/core.py").write_text("line ten, always\n")
     done = gate(project, cluster, "texts", "--ray-label", "name=a")
     assert (done.code, done.json["verdict"]) == (0, "qualified"), done.json
-    assert [item["digest"] for item in done.json["shipped"]] == [trees[0].name]
+    again = [item["digest"] for item in done.json["shipped"] if item["kind"] == "tree"]
+    assert again == [trees[0].name]
 
 
 GPU = """
@@ -152,22 +155,17 @@ say(cases(os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-"), True))
 def test_gpus_and_labels_decide_where_a_run_goes(project, cluster):
     add_gate(project, "small", GPU, "[needs]\ngpus = 1\n")
     add_gate(project, "large", GPU, "[needs]\ngpus = 2\n")
-    for model, node in (("H200", "a"), ("H100", "b")):
-        done = gate(project, cluster, "small", "--ray-label", f"gpu={model}")
-        assert (done.code, done.json["nodes"]) == (0, [cluster.known(node)]), done.json
-        held = read_json(project.folder / done.json["receipt"])["predicate"]
-        (gpu,) = held["scope"]["hardware"]["gpus"]
-        assert gpu["name"] == f"NVIDIA {model}"
-        assert gpu["uuid"] == held["units"][0]["gpus"][0]["uuid"]
-    done = gate(project, cluster, "small", "--ray-label", "gpu=B200")
-    assert (done.code, done.json["verdict"], done.json["receipt"]) == (
-        8,
-        "not-tested",
-        None,
-    )
-    assert "1 GPU and the label gpu=B200 (3 are alive)" in done.json["reasons"][0]
-    done = gate(project, cluster, "large")
-    assert done.code == 8 and "2 GPUs" in done.json["reasons"][0]
+    done = gate(project, cluster, "small", "--ray-label", "gpu=H100")
+    assert (done.code, done.json["nodes"]) == (0, [cluster.known("b")]), done.json
+    held = read_json(project.folder / done.json["receipt"])["predicate"]
+    (gpu,) = held["scope"]["hardware"]["gpus"]
+    assert gpu["name"] == "NVIDIA H100"
+    assert gpu["uuid"] == held["units"][0]["gpus"][0]["uuid"]
+    done = gate(project, cluster, "small", "large", "--ray-label", "gpu=B200")
+    small, large = done.json
+    assert (done.code, small["verdict"], small["receipt"]) == (8, "not-tested", None)
+    assert "1 GPU and the label gpu=B200 (3 are alive)" in small["reasons"][0]
+    assert "2 GPUs and the label" in large["reasons"][0]
 
 
 def test_a_package_that_no_node_has_is_not_tested(project, cluster):
@@ -184,8 +182,6 @@ def test_a_series_is_qualified_on_the_cluster(project, cluster):
     old = 'patches = "patches/alpha"\n'
     table = 'gates = { required = ["good", "bad"], advisory = ["absent"] }\n'
     (project.folder / "series.toml").write_text(text.replace(old, old + table))
-    rows = run(*on(cluster, "qualify", "--dry-run"), cwd=project.folder, env={})
-    assert [bool(row["missing"]) for row in rows.json["gates"]] == [False, False, True]
     done = run(*on(cluster, "qualify"), cwd=project.folder, env={})
     assert (done.code, done.json["verdict"]) == (1, "rejected"), done.json
     found = {row["gate"]: (row["verdict"], row["nodes"]) for row in done.json["gates"]}
@@ -300,6 +296,8 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on(project, cluster, stat
         assert not processes_of(state)  # gone before the program was
     until(lambda: not processes_of(state))
     assert not (project.folder / "receipts").exists()
+    if how == signal.SIGKILL:
+        return
     (state / "go").touch()
     done = gate(project, cluster, "waits")
     assert (done.code, done.json["resumed_units"]) == (0, 1), done.json
