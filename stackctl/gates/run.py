@@ -37,7 +37,7 @@ from stackctl.gates.hosts import (
     Task,
     versions,
 )
-from stackctl.gates.model import FOLDER, Gate
+from stackctl.gates.model import Gate
 from stackctl.gates.rule.decide import decide
 from stackctl.gates.rule.model import Decision
 from stackctl.gates.rule.schedule import schedule
