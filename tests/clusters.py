@@ -39,6 +39,9 @@ class RayCluster:
         env |= {"RAY_USAGE_STATS_ENABLED": "0", "LC_ALL": "C.UTF-8"}
         # A dead node is noticed by its closed connection; this is for its actors.
         env |= {"RAY_health_check_period_ms": "500"}
+        # On a busy machine everything starts later than Ray expects.
+        env |= {"RAY_raylet_start_wait_time_s": "240"}
+        env |= {"RAY_worker_register_timeout_seconds": "240"}
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "cluster.log").open("wb") as log:
             self._process = subprocess.Popen(
