@@ -6,8 +6,9 @@ mean: which file a name stands for is only known when all layers are known, and 
 link may give a file outside of every root a name inside one. So every regular file is
 hashed as a git blob while it passes, and nothing but small files of interest is kept.
 
-Decompression, the digests and the parser run in threads of their own; all three spend
-their time in C code that releases the interpreter lock.
+The digest of the stored bytes, decompression, and the digest of what comes out of it
+with the parser run in a thread each; all three spend their time in C code that releases
+the interpreter lock.
 """
 
 import hashlib
@@ -248,7 +249,9 @@ def scan_layer(
     def note(kind: str) -> None:
         scan.compression = kind
 
-    hasher = Hasher(threaded=threaded)
+    # Here and not in a thread of its own: what was hashed is in the cache when it is
+    # parsed, and two cores have enough to do with decompressing and the stored digest.
+    hasher = Hasher(threaded=False)
     if threaded:
         # glibc gives freed memory back as soon as more lies idle than twice the largest
         # block it has seen, and a chunk that is new to the process is zeroed page by
@@ -257,16 +260,18 @@ def scan_layer(
 
     def plain() -> Iterator[bytes]:
         for chunk in decompress(source, budget.limits, note):
-            hasher.update(chunk)
             budget.spend(len(chunk), 0)
+            yield chunk
+
+    def hashed(parts: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in parts:
+            hasher.update(chunk)
             yield chunk
 
     # A chain has no `close`, so that the generators above cannot end the blob's.
     source = itertools.chain(blob)
-    chunks: Iterator[bytes] = plain()
-    pump = Pump(chunks) if threaded else None
-    if pump is not None:
-        chunks = iter(pump)
+    pump = Pump(plain()) if threaded else None
+    chunks = hashed(plain() if pump is None else iter(pump))
     try:
         try:
             _parse(chunks, scan, budget, interest)
@@ -290,8 +295,6 @@ def scan_layer(
         if close is not None:
             close()
         raise
-    finally:
-        hasher.close()
     return scan
 
 
