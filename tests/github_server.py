@@ -6,9 +6,11 @@ away follows from the real repository behind it, after every push and every call
 """
 
 import base64
+import copy
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -321,6 +323,23 @@ class FakeGitHub:
                 for pull in self.pulls.values()
             ],
         )  # fmt: skip
+
+    def save(self, folder: Path) -> None:
+        """Keep a copy of everything."""
+        shutil.copytree(self.git_dir, folder)
+        state = (self.pulls, self.refs, self.count, self.ticks, self.known_labels)
+        self._saved = (folder, copy.deepcopy(state))
+
+    def restore(self) -> None:
+        """Be what was saved."""
+        folder, state = self._saved
+        shutil.rmtree(self.git_dir)
+        shutil.copytree(folder, self.git_dir)
+        self.pulls, self.refs, self.count, self.ticks, self.known_labels = (
+            copy.deepcopy(state)
+        )
+        self.calls.clear()
+        self.faults.clear()
 
     @property
     def writes(self) -> list[str]:
@@ -1017,8 +1036,9 @@ class _Handler(BaseHTTPRequestHandler):
             "X-RateLimit-Remaining": "4999",
             "X-RateLimit-Reset": str(int(time.time()) + 3600),
             "X-RateLimit-Resource": "core",
-            **headers,
         }
+        known = {name.lower(): name for name in more}
+        more |= {known.get(name.lower(), name): v for name, v in headers.items()}
         if self.command == "GET" and status == 200:
             more["ETag"] = tag
             if self.headers.get("If-None-Match") == tag:

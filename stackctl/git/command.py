@@ -155,18 +155,19 @@ def _programs() -> tuple[str, str]:
     return os.path.abspath(env), os.path.abspath(git)
 
 
+@cache
 def _load_gitpython() -> "type[Git]":
     # GitPython runs `git version` when it is imported and complains on standard output
     # where that fails; the check is ours (`git_version`).
-    before = os.environ.get("GIT_PYTHON_REFRESH")
+    # It also hands our whole environment to it, tokens and all.
+    names = ("GIT_PYTHON_REFRESH", "GITHUB_TOKEN", "GH_TOKEN")
+    before = {name: os.environ.pop(name, None) for name in names}
     os.environ["GIT_PYTHON_REFRESH"] = "quiet"
     try:
         from git.cmd import Git
     finally:
-        if before is None:
-            del os.environ["GIT_PYTHON_REFRESH"]
-        else:
-            os.environ["GIT_PYTHON_REFRESH"] = before
+        os.environ.pop("GIT_PYTHON_REFRESH", None)
+        os.environ.update({k: v for k, v in before.items() if v is not None})
     return Git
 
 

@@ -203,6 +203,7 @@ def rewrite_comment(branch: str, old: str, new: str, kind: str, text: str) -> st
     }[kind]
     head = f"{rewrite_marker(old, new)}\n`{branch}` goes from {old} to {new}. {words}\n"
     # A fence must be longer than any run of backticks in it.
+    text = re.sub(r"`{20,}", "`" * 20, text)
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     room = MAX_BODY - len(head) - 2 * len(fence) - 200

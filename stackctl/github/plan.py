@@ -803,7 +803,8 @@ class _Planner:
                     f"#{pull.number}: the marks around the stack's table are damaged; "
                     "it is left alone (remove the rest of it, and it is written again)",
                 )
-            elif found.text != block or title is not None:
+            elif found.text != block or title is not None or fresh:
+                # With the numbers of those that are opened, every table is another.
                 self.rest.append(Edit(name, pull.number, title))
             elif pull.title != layer.title:
                 self._note(name, f"#{pull.number} has a title of its own, which stays")
