@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each kind of gate runs in a unit, and how the unit's answer is read."""
 
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -9,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from stackctl.errors import InputError
 from stackctl.gates.arms import ArmFolder
 from stackctl.gates.evidence import Slot
 from stackctl.gates.here import Here
 from stackctl.gates.model import Gate
+from stackctl.model.canonical import loads_strict
 
 MAX_ANSWER: Final = 64 << 20
 """Largest answer of a unit that is read, bytes."""
@@ -114,41 +115,20 @@ def kind_of(gate: Gate) -> Kind:
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """Parse JSON as strictly as a receipt needs it.
+    """Parse JSON as strictly as a receipt is read.
 
     Args:
         data: The text.
         what: What it is, for the message.
 
     Raises:
-        BadAnswer: It is not JSON, has a key twice, or a number that is none.
+        BadAnswer: It is not JSON with one meaning.
     """
-
-    def refuse(text: str) -> float:
-        raise BadAnswer(f"{what} holds the number {text}")
-
-    def finite(text: str) -> float:
-        value = float(text)
-        return value if abs(value) != float("inf") else refuse(text)
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(items)
-        if len(found) != len(items):
-            raise BadAnswer(f"{what} has a key twice")
-        return found
-
     try:
-        return json.loads(
-            data, parse_constant=refuse, parse_float=finite, object_pairs_hook=pairs
-        )
-    except RecursionError:
-        raise BadAnswer(f"{what} is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise BadAnswer(f"{what} is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise BadAnswer(f"{what} is not JSON: {error.msg}") from None
-    except ValueError:  # the limit of digits; its message is about Python
-        raise BadAnswer(f"{what} holds a number that no receipt can hold") from None
+        return loads_strict(data, file=what)
+    except InputError as error:
+        problem = error.message.partition(": ")[2]
+        raise BadAnswer(f"{what} cannot be read: {problem}") from None
 
 
 def given_answer(place: Place, code: int | None, stdout: bytes) -> dict[str, Any]:
@@ -198,8 +178,8 @@ def _is_answer(line: bytes) -> bool:
     if not line.lstrip().startswith(b"{"):
         return False
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = loads_strict(line)
+    except InputError:
         return False
     return isinstance(found, dict) and ("samples" in found or "stop" in found)
 
