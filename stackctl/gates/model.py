@@ -433,6 +433,8 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
         for text in rule_problems(kind, values["rule"], values.get("claims", ())):
             (at / "rule").problem(text)
     arms = values.get("arms", {"on": None})
+    if "arms" not in values and isinstance(table.get("arms"), Mapping):
+        arms = table["arms"]  # one of them is wrong; none has another name for it
     for name in ("engaged", "captured"):
         for n, arm in enumerate(getattr(values.get("rule"), name, ())):
             if arm not in arms:
@@ -448,12 +450,6 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
                     f"{nearest(arm, sorted(arms))}"
                 )
     known_cells = _claimable(values)
-    for name in ("engaged", "captured"):
-        for n, arm in enumerate(getattr(values.get("rule"), name, ())):
-            if arm not in arms:
-                (at / "rule" / name / n).problem(
-                    f"`{name}` names no arm {show(arm)}{nearest(arm, sorted(arms))}"
-                )
     for n, claim in enumerate(values.get("claims", ())):
         if known_cells and claim.cell not in known_cells:
             (at / "claim" / n / "cell").problem(

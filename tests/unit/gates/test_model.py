@@ -113,3 +113,11 @@ def test_an_unknown_gate_names_the_nearest(tmp_path):
     assert find_gate(gates, "kpool-speed").name == "kpool-speed"
     with pytest.raises(UsageError, match="did you mean `kpool-speed`"):
         find_gate(gates, "kpool-sped")
+
+
+def test_one_bad_arm_makes_no_second_fault_of_the_others(tmp_path):
+    text = GOOD.replace('"only:a,b"', '"just:a"')
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, text + '[rule]\nstatistic = "counts"\nengaged = ["on"]\n')
+    assert "`only:SET`" in caught.value.message
+    assert "names no arm" not in caught.value.message
