@@ -93,7 +93,10 @@ class _Evidence(Kind):
     """A file of the project, or a public page."""
 
     words = "a file inside the project, or an https URL"
-    page = Text("an https URL", r"https://[^\x00-\x20\x7f]+")
+    page = Text(
+        "an https URL, without a user or password",
+        r"https://[^\x00-\x20\x7f/?#@`]+(?:[/?#][^\x00-\x20\x7f`]*)?",
+    )
     inside = Inside("a file inside the project (relative, without `..`)")
 
     def read(self, value: object, at: At) -> Any:

@@ -10,12 +10,22 @@ from stackctl.release.authors import Author
 from stackctl.release.changes import Changes
 from stackctl.release.fragments import CATEGORIES, Fragment
 
+_CODE = re.compile(r"(`+[^`]*`+)")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
 def _plain(text: str) -> str:
     """Return text of others so that Markdown takes none of it for markup."""
     return _SPECIAL.sub(r"\\\1", text)
+
+
+def _prose(text: str) -> str:
+    """Return a fragment's sentence: its emphasis, code and https links, but no HTML."""
+    parts = _CODE.split(text)
+    for n in range(0, len(parts), 2):
+        part = parts[n].replace("<", "\\<")
+        parts[n] = re.sub(r"\](?=\((?!https://))", r"\\]", part)
+    return "".join(parts)
 
 
 def render_notes(
@@ -74,13 +84,13 @@ def _head(
 def _item(
     fragment: Fragment, changes: Changes, authors: Mapping[str, Sequence[Author]]
 ) -> Iterator[str]:
-    yield f"- {fragment.summary}"
+    yield f"- {_prose(fragment.summary)}"
     if fragment.corrects:
         first = changes.first.get(fragment.corrects)
         of = f" of {first}" if first else ""
         yield f"  Corrects `{fragment.corrects}`{of}."
     if fragment.action:
-        yield f"  {fragment.action}"
+        yield f"  {_prose(fragment.action)}"
     about = [
         f"Compatibility: {fragment.compatibility}.",
         f"Models: {', '.join(fragment.models)}.",
@@ -93,7 +103,7 @@ def _item(
     if fragment.evidence:
         yield f"  Evidence: {', '.join(f'`{each}`' for each in fragment.evidence)}."
     else:
-        yield f"  Not proved: {fragment.unproved}"
+        yield f"  Not proved: {_prose(fragment.unproved or '')}"
 
 
 def _names(sets: Sequence[str], authors: Mapping[str, Sequence[Author]]) -> str:

@@ -124,6 +124,20 @@ def test_authors_of_a_merged_pull_request_are_those_of_its_commits(
     assert names == {"pull-1": ["Ada Lövelace", "Mary"], "pull-2": ["Ada Lövelace"]}
 
 
+def test_notes_hold_no_html_and_no_link_but_https(folder: Path) -> None:
+    summary = (
+        "See [a](javascript:x) and [b](https://b.example/) <script>y</script> "
+        "and `a < b` of *c*."
+    )
+    fragment(folder, "one", "alpha", "beta", "gamma", summary=summary)
+    notes = run("changes", "render", "-C", folder).out
+    told = (
+        r"- See [a\](javascript:x) and [b](https://b.example/) \<script>y\</script> "
+        "and `a < b` of *c*."
+    )
+    assert told in notes.splitlines()
+
+
 def test_without_a_lock_there_is_nothing_to_check(tmp_path: Path) -> None:
     project = three_sets(tmp_path / "project")
     result = run("changes", "check", "-C", project.folder, "--json")

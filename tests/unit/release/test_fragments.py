@@ -46,6 +46,8 @@ def test_a_fragment_is_read() -> None:
         ('category = "fixed"', 'category = "base"', 6, "a new base is under every set"),
         ('"README.md"', '"../README.md"', 7, "inside the project"),
         ('"https://example.org/thread"', '"https://x y"', 7, "an https URL"),
+        ('"https://example.org/thread"', '"https://u:p@x/"', 7, "without a user"),
+        ('"https://example.org/thread"', '"https://x/`y"', 7, "an https URL"),
         (
             'evidence = ["README.md", "https://example.org/thread"]',
             "",
