@@ -203,6 +203,24 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def folder_error(folder: Path, error: OSError) -> InputError:
+    """Return the error for a folder that was not made, and of which nothing is left.
+
+    Args:
+        folder: The folder.
+        error: What the system said.
+    """
+    full = error.errno in _FULL
+    return InputError(
+        f"{folder}: cannot be made: {error.strerror or error}; nothing was kept",
+        kind="disk-full" if full else "not-writable",
+        hint="free some space (or raise the quota) and run the command again"
+        if full
+        else f"check that {folder.parent} may be written",
+        where={"file": str(folder)},
+    )
+
+
 def _write_error(path: Path, error: OSError) -> InputError:
     where = {"file": str(path)}
     if error.errno in _FULL:

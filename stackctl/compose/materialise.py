@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from stackctl.cache import disk_error
 from stackctl.errors import InputError, UsageError
+from stackctl.fsutil import folder_error
 from stackctl.git.objects import MODE_EXEC, MODE_LINK, MODE_SUBMODULE
 from stackctl.git.patchtext.paths import path_problem
 from stackctl.model.ids import TreeId
@@ -185,7 +185,7 @@ def new_folder(target: Path) -> Iterator[Path]:
                 hint="name a folder inside it",
                 where={"file": str(target)},
             ) from error
-        raise disk_error(error, target) from error
+        raise folder_error(target, error) from error
 
 
 def materialise(

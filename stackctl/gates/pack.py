@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stackctl import __version__
-from stackctl.compose.materialise import TreeSource, materialise
+from stackctl.compose.materialise import TreeSource, materialise, new_folder
 from stackctl.errors import InputError, PinError, UsageError
 from stackctl.fsutil import read_regular, write_atomic
 from stackctl.gates.arms import ComposedTrees, Found, folder_tree
@@ -71,14 +71,8 @@ def write_pack(
 
     Raises:
         UsageError: The folder is not empty.
+        InputError: The disk is full; then the folder is as it was.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            f"{out} is not empty",
-            kind="out-exists",
-            hint="name a new or an empty folder",
-            where={"file": str(out)},
-        )
     trees = engine.trees
     assert isinstance(trees, ComposedTrees)
     wanted = {"base": None, **dict.fromkeys(definitions)}
@@ -86,9 +80,6 @@ def write_pack(
         wanted |= {spec.tree: None for spec in gate.arms.values()}
     found = {name: trees.find(name) for name in wanted}
     ids = sorted({item.tree for item in found.values() if item.tree is not None})
-    out.mkdir(parents=True, exist_ok=True)
-    write_trees(trees.store, ids, out / TREES, progress)
-    files = _copy_project(engine, gates, out / PROJECT)
     sets = {g.tests.of for g in gates if g.tests is not None and g.tests.of is not None}
     manifest = {
         "schema": SCHEMA,
@@ -101,14 +92,17 @@ def write_pack(
         },
         "tests": {name: list(trees.tests_of(name)) for name in sorted(sets)},
         "package": sorted(map(os.fsdecode, trees.base_package())),
-        "files": files,
     }
-    _copy_libraries(out / LIBRARIES, libraries)
-    data = json.dumps(manifest, indent=1, sort_keys=True).encode() + b"\n"
-    loads_strict(data, file=str(out / MANIFEST))  # or nobody could read it there
-    # Last: a pack without it is half a pack, and is refused.
-    write_atomic(out / MANIFEST, data)
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    with new_folder(out) as folder:
+        write_trees(trees.store, ids, folder / TREES, progress)
+        files = _copy_project(engine, gates, folder / PROJECT)
+        _copy_libraries(folder / LIBRARIES, libraries)
+        whole = {**manifest, "files": files}
+        data = json.dumps(whole, indent=1, sort_keys=True).encode() + b"\n"
+        loads_strict(data, file=str(out / MANIFEST))  # or nobody could read it there
+        write_atomic(folder / MANIFEST, data)
+        paths = list(folder.rglob("*"))
+        size = sum(path.stat().st_size for path in paths if path.is_file())
     return {
         "pack": str(out),
         "gates": manifest["gates"],

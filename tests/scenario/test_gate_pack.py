@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A gate is packed, carried to a machine with nothing on it, and run there."""
 
+import errno
 import json
 import os
 import shutil
@@ -93,6 +94,19 @@ def test_packing_twice_gives_the_same_bytes(project, tmp_path):
     for name in ("manifest.json", "trees.zip"):
         assert (packs[0] / name).read_bytes() == (packs[1] / name).read_bytes()
     assert pack(project, packs[0]).code == 2
+
+
+def test_a_pack_that_fails_leaves_nothing(project, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("stackctl.gates.pack._copy_libraries", full)
+    out = tmp_path / "out" / "pack"
+    done = pack(project, out)
+    assert (done.code, done.json["error"]["kind"]) == (3, "disk-full")
+    assert list(out.parent.iterdir()) == []
+    monkeypatch.undo()
+    assert pack(project, out).code == 0
 
 
 def test_the_libraries_of_a_pack_are_enough(project, tmp_path):
