@@ -151,14 +151,28 @@ def scale_weights_by_fan_in() -> None:
 
 
 def prefetch_state() -> tuple[Any, Any] | None:
-    """The model's prefetch chain and its prefetcher, if it has one that is on."""
-    gc.unfreeze()  # vLLM froze what it made when it started
-    for thing in gc.get_objects():
-        if type(thing).__name__ != "PrefetchChain" or thing.off:
-            continue
-        if thing._prefetcher is not None:
-            return thing, thing._prefetcher
-    return None
+    """The model's prefetch chain and its prefetcher, if it has one that is on.
+
+    The device's prefetcher is asked for where the tree keeps it. The chain is an object
+    of the model; those that vLLM froze when it started are not listed until thawed.
+
+    Raises:
+        RuntimeError: There is a prefetcher, and not one chain that uses it.
+    """
+    module = sys.modules.get("vllm.models.glm5next.nvidia.l2_prefetch")
+    made = [] if module is None else module.L2Prefetcher._instances.values()
+    prefetchers = [prefetcher for prefetcher in made if prefetcher is not None]
+    if not prefetchers:
+        return None
+    gc.unfreeze()
+    chains = [
+        thing
+        for thing in gc.get_objects()
+        if type(thing).__name__ == "PrefetchChain" and thing._prefetcher is not None
+    ]
+    if len(prefetchers) != 1 or len(chains) != 1:
+        raise RuntimeError(f"{len(prefetchers)} prefetchers, {len(chains)} chains")
+    return chains[0], prefetchers[0]
 
 
 def child(mode: str, tree: Path, folder: Path) -> dict[str, Any]:
@@ -270,7 +284,10 @@ def engaged(result: dict[str, Any], mode: str) -> str | None:
         return f"{counters['launched']} launches in {counters['steps']} steps"
     wanted = result["launches_a_step"] * result["profiled_steps"]
     if result["prefetch_kernels"] != wanted:
-        return f"{result['prefetch_kernels']} prefetch kernels ran, expected {wanted}"
+        return (
+            f"{result['prefetch_kernels']} prefetch kernels ran, expected {wanted}: "
+            f"{result['launches_a_step']} in each of {result['profiled_steps']} steps"
+        )
     if mode == "graphs" and not counters["captured"]:
         return "no graph recorded a prefetch"
     if mode == "graphs" and result["steps_in_profile"]:

@@ -16,7 +16,8 @@ counter that has to be above zero, else the arm never engaged and is not tested.
 
 Configurations are taken in their order, each with its reference first, some processes
 side by side, spread over ``--gpus`` (results do not depend on that). A configuration
-whose reference does not run is not tested, and its other arms are not started. Every
+whose reference does not run is not tested, and its other arms are not started. A
+process that ends without an answer is started once more, with nothing beside it. Every
 arm answers each prompt twice, and prompts on which the reference does not repeat
 itself are left out of the comparison and listed.
 
@@ -45,6 +46,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "gates"))
 
 import _gate  # noqa: E402
+
+NO_ANSWER: dict[str, Any] = {"tokens": [], "logprobs": []}
+# What a process's seconds are made of, beside all of them.
+PARTS = ("import_s", "start_s", "answer_s")
 
 
 @dataclass
@@ -88,6 +93,7 @@ class Job:
     begun: float = 0.0
     seconds: float = 0.0
     why: str | None = None
+    failed: str | None = None
 
     def answer(self) -> dict[str, Any] | None:
         """What the process wrote, or None."""
@@ -257,6 +263,11 @@ def tail(path: Path) -> str:
     return "\n".join(lines[-12:])[-1500:]
 
 
+def last_line(text: str) -> str:
+    """The last line of a log, which says what the matter was."""
+    return text.strip().rpartition("\n")[2][:200]
+
+
 def run_jobs(jobs: list[Job], args: argparse.Namespace, work: Path) -> None:
     """Run jobs in their order, some side by side on each GPU.
 
@@ -282,6 +293,10 @@ def run_jobs(jobs: list[Job], args: argparse.Namespace, work: Path) -> None:
             job.seconds = time.monotonic() - job.begun
             running.remove(job)
             slots.append(job.gpu)
+            if job.answer() is None and not job.why and job.failed is None:
+                # Alone, its neighbours cannot be the reason.
+                job.failed = tail(job.out.with_suffix(".log"))
+                queue.append(job)
             print(
                 f"{job.config}/{job.arm.name}: {job.seconds:.0f} s, "
                 f"exit {job.process.returncode} {job.why or ''}",
@@ -299,6 +314,8 @@ def run_jobs(jobs: list[Job], args: argparse.Namespace, work: Path) -> None:
                 job.why = "no time left"
             if job.why:
                 queue.remove(job)
+            elif job.failed and running:
+                continue
             elif slots and (job is first or first not in queue):
                 queue.remove(job)
                 # The GPU with the most free places.
@@ -383,16 +400,19 @@ def unit_body(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         by_config = plan(arms, args, Path(folder))
         run_jobs(list(chain.from_iterable(by_config.values())), args, Path(folder))
-        cases, left_out = [], []
+        cases: list[dict[str, Any]] = []
+        left_out, late = [], []
         engagement = {
             arm.name: {"expected": 0, "counted": 0} for arm in arms if arm.expected
         }
         digests: dict[str, dict[str, str]] = {}
+        seconds: dict[str, dict[str, list[float]]] = {}
         for name, jobs in by_config.items():
             found = compare(jobs)
             if found["verdict"] == "not-tested" and "reason" in found:
                 text = found["arms"][jobs[0].arm.name].get("failed", found["reason"])
                 left_out.append(f"{name}: not tested: {text}")
+                late.append(f"{name} ({last_line(text)})")
                 continue
             reference = jobs[0].answer()
             assert reference is not None
@@ -401,16 +421,29 @@ def unit_body(args: argparse.Namespace) -> dict[str, Any]:
             for job in jobs:
                 entry = found["arms"][job.arm.name]
                 answer = job.answer()
+                if job.failed is not None:
+                    last = last_line(job.failed)
+                    left_out.append(f"{name}, {job.arm.name}, started twice: {last}")
                 if answer is None:
                     why = str(entry["failed"])
-                    if not job.why:
-                        raise _gate.Stop("invalid", f"{name}, {job.arm.name}: {why}")
                     left_out.append(f"{name}, {job.arm.name}: {why}")
+                    if job.why:
+                        late.append(f"{name}, {job.arm.name} ({why})")
+                        continue
+                    # The base answers and the arm ends, twice: that is no equality.
+                    for n in found["prompts_compared"]:
+                        lost = difference(reference["answers"][n], NO_ANSWER)
+                        case = f"{name}, {job.arm.name}, prompt {n}"
+                        cases.append({"id": case, **lost})
                     continue
                 if stray := entry.get("engaged_though_off"):
                     text = f"{name}, {job.arm.name}: counted although it is off: "
                     raise _gate.Stop("rejected", text + ", ".join(stray))
                 digests.setdefault(name, {})[job.arm.name] = entry["digest"][:16]
+                times = [job.seconds, *(entry.get(part, 0.0) for part in PARTS)]
+                seconds.setdefault(name, {})[job.arm.name] = [
+                    round(t, 1) for t in times
+                ]
                 wanted, _ = job.arm.counters(name)
                 for counter in wanted:
                     engagement[job.arm.name]["expected"] += 1
@@ -423,14 +456,21 @@ def unit_body(args: argparse.Namespace) -> dict[str, Any]:
                             **difference(reference["answers"][n], answer["answers"][n]),
                         }
                     )
-    if not cases:
-        raise _gate.Stop("not-tested", "; ".join(left_out) or "nothing was compared")
-    return {
+    answer = {
         "samples": {"cases": cases},
         "engagement": engagement,
         "notes": left_out,
-        "extra": {"answers": digests},
+        "extra": {"answers": digests, "seconds": seconds},
     }
+    if late or not cases:
+        # What there was is kept beside the unit, for the verdict is about the whole.
+        place = os.environ.get("STACKCTL_GATE_DIR")
+        if place:
+            Path(place, "partial.json").write_text(json.dumps(answer, sort_keys=True))
+        unequal = sum(not case["equal"] for case in cases)
+        text = f"{len(cases)} prompts were compared, {unequal} differ; left out: "
+        raise _gate.Stop("not-tested", text + ("; ".join(late) or "everything"))
+    return answer
 
 
 def difference(want: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
@@ -446,9 +486,9 @@ def difference(want: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
             flat = [
                 (a, b) for one, two in pairs for a, b in zip(one, two, strict=False)
             ]
-        size += len(flat)
-        apart += sum(a != b for a, b in flat)
-        apart += abs(len(want[what]) - len(got[what]))
+        longer = abs(len(want[what]) - len(got[what]))
+        size += len(flat) + longer
+        apart += sum(a != b for a, b in flat) + longer
     same = want["tokens"] == got["tokens"] and want["logprobs"] == got["logprobs"]
     return {"equal": same, "elements": size, "differing": apart or int(not same)}
 

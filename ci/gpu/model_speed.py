@@ -93,7 +93,8 @@ def worker(options: list[str], counters: list[str]) -> int:
             decode = timed(short, DECODE_STEPS) / DECODE_STEPS
             return {"prefill": prefill, "decode": [decode]}
 
-        visit()  # compiles and warms up
+        visit()  # compiles
+        visit()  # warms up
         before = tiny_glm.counters(counters)
         say({"up_s": up})
         for line in sys.stdin:
@@ -287,64 +288,54 @@ def judge(
 
 
 def unit_body(args: argparse.Namespace) -> dict[str, Any]:
-    """Be one process start of the gate engine: one block; see :func:`_gate.unit`.
+    """Be one unit of the gate engine: one block; see :func:`_gate.unit`.
 
-    The base's second process is the arm ``again``, which the gate may name.
+    The base has two processes, A and A', which take turns as A, A', A', A: its control
+    compares the first and fourth of every four visits with the second and third, and so
+    one process with the other.
     """
-    arms = engine_arms(args)
-    ordered = [arms[0], *(arm for arm in arms[1:] if arm.name != "again")]
-    ordered += [arm for arm in arms if arm.name == "again"] or [arms[0]]
-    done: list[dict[str, Any]] = []
+    base, *others = engine_arms(args)
     args.site = None
-    processes = [Process(arm, args, args.cache, None) for arm in ordered]
+    began = time.monotonic()
+    processes = [Process(arm, args, args.cache, None) for arm in (base, *others, base)]
+    first, *rest, again = processes
+    order: list[str] = []
+    values: dict[str, dict[str, list[float]]] = {
+        what: {arm.name: [] for arm in (base, *others)} for what in WHAT
+    }
     try:
         for process in processes:
             process.read()
-        run_block(processes, args.rounds, done)
+        ready = time.monotonic()
+        for index in range(args.rounds):
+            once = [again if index % 4 in (1, 2) else first, *rest]
+            for process in once if index % 2 == 0 else reversed(once):
+                order.append(process.arm.name)
+                for what, taken in process.ask("visit").items():
+                    # The samples of a visit are one figure: what alternates are visits.
+                    values[what][process.arm.name].append(statistics.median(taken))
+        engagement = {}
+        for process in processes[:-1]:
+            after = process.ask("end")["after"]
+            wanted, _ = process.arm.counters("")
+            if wanted:
+                engagement[process.arm.name] = {
+                    "expected": len(wanted),
+                    "counted": sum(bool(after.get(name)) for name in wanted),
+                }
     except RuntimeError as error:
         raise _gate.Stop("invalid", str(error)) from None
     finally:
         for process in processes:
             process.kill()
-    starts = done[0]["starts"]
-    if ordered[-1] is ordered[0]:
-        starts, extra = starts[:-1], starts[-1]["samples_ms"]
-    else:
-        extra = {}
-    names = [start["arm"] for start in starts]
-    cells = {}
-    for what in WHAT:
-        # The samples of a visit are one figure: what alternates are visits.
-        values = {
-            start["arm"]: by_visit(start["samples_ms"][what], args.rounds)
-            for start in starts
-        }
-        order = []
-        for index in range(args.rounds):
-            order += names if index % 2 == 0 else names[::-1]
-        cells[what] = {"order": order, "values": values}
-    engagement = {}
-    for arm, start in zip(ordered, starts, strict=False):
-        wanted = arm.counters("")[0]
-        if wanted:
-            after = start["counters"]["after"]
-            engagement[arm.name] = {
-                "expected": len(wanted),
-                "counted": sum(bool(after.get(name)) for name in wanted),
-            }
+    spent = {"started": ready - began, "measured": time.monotonic() - ready}
     return {
-        "samples": {"cells": cells},
+        "samples": {
+            "cells": {what: {"order": order, "values": values[what]} for what in WHAT}
+        },
         "engagement": engagement,
-        "extra": {"base at the end, ms": extra} if extra else {},
+        "extra": {"seconds": {name: round(s, 1) for name, s in spent.items()}},
     }
-
-
-def by_visit(samples: list[float], visits: int) -> list[float]:
-    """The median of each visit's samples."""
-    each = len(samples) // visits
-    return [
-        statistics.median(samples[i * each : (i + 1) * each]) for i in range(visits)
-    ]
 
 
 def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
@@ -450,6 +441,8 @@ def main() -> int:
     args = parser.parse_args()
     args.forbid = []
     if args.unit:
+        if args.rounds % 4:
+            parser.error("--rounds: a multiple of 4, for the base's two processes")
         return _gate.unit(lambda: unit_body(args))
     if args.site is None:
         parser.error("--site is needed")

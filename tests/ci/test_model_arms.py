@@ -16,8 +16,13 @@ import argparse, json, os, sys, time
 p = argparse.ArgumentParser()
 p.add_argument("--out"); p.add_argument("--counter", action="append", default=[])
 p.add_argument("--eager", action="store_true"); p.add_argument("--crash")
-p.add_argument("--sleep", type=float, default=0)
+p.add_argument("--sleep", type=float, default=0); p.add_argument("--crash-once")
 a = p.parse_args()
+if a.crash_once and os.path.isdir(os.path.dirname(a.crash_once)):
+    try:
+        open(a.crash_once, "x").close(); sys.exit("no memory")
+    except FileExistsError:
+        pass
 root = os.environ["PYTHONPATH"].split(":")[0]
 spec = json.load(open(root + "/vllm/answer.json"))
 if a.crash and a.crash in spec["name"]:
@@ -198,19 +203,49 @@ def test_a_unit_refuses_what_shows_nothing(unit):
     answers("on", tokens=[3, 4], counted={"m:n": 1})
     stop = run(UNIT, "--forbid", "on:m:n", "--config", "e:")["stop"]
     assert stop["verdict"] == "rejected"
-    stop = run(UNIT, "--config", "e:--crash on")["stop"]
-    assert stop["verdict"] == "invalid" and "no engine" in stop["reason"]
     stop = run(UNIT, "--config", "e:--crash site")["stop"]
     assert stop["verdict"] == "not-tested" and "no engine" in stop["reason"]
     stop = run({"on": "on", "base": "nowhere"}, "--config", "e:")["stop"]
     assert stop["verdict"] == "not-tested"
 
 
-def test_a_unit_names_what_it_left_out(unit):
+def test_a_unit_names_what_it_left_out(unit, tmp_path):
     answers, run = unit
     answers("site", tokens=[3, 4], repeats=[True, False])
     answers("on", tokens=[3, 4])
-    answer = run(UNIT, "--config", "e:", "--config", "f:--crash site")
+    answer = run(UNIT, "--config", "e:")
     assert len(answer["samples"]["cases"]) == 2
     assert any("does not repeat itself" in note for note in answer["notes"])
-    assert any(note.startswith("f: not tested") for note in answer["notes"])
+    stop = run(UNIT, "--config", "e:", "--config", "f:--crash site")["stop"]
+    assert stop["reason"].endswith("0 differ; left out: f (no engine)")
+
+
+def test_a_unit_counts_an_arm_that_ends_twice_as_different(unit):
+    answers, run = unit
+    answers("on", tokens=[3, 4])
+    answer = run(UNIT, "--config", "e:--crash on")
+    cases = {case["id"]: case for case in answer["samples"]["cases"]}
+    assert cases["e, base, prompt 0"]["equal"]
+    for n in (0, 1):
+        lost = cases[f"e, on, prompt {n}"]
+        assert not lost["equal"]
+        assert lost["differing"] == lost["elements"] == 4
+    assert any("started twice: no engine" in note for note in answer["notes"])
+
+
+def test_a_process_that_ends_is_started_again_alone(unit, tmp_path):
+    answers, run = unit
+    answers("on", tokens=[3, 4])
+    answer = run(UNIT, "--config", f"e:--crash-once {tmp_path / 'once'}")
+    assert all(case["equal"] for case in answer["samples"]["cases"])
+    assert "extra" in answer and answer["notes"]
+
+
+def test_a_unit_without_time_for_everything_decides_nothing(unit, tmp_path):
+    answers, run = unit
+    answers("on", tokens=[3, 4])
+    late = ("--timeout", "4", "--config", "f:--sleep 60")
+    stop = run(UNIT, "--config", "e:", *late)["stop"]
+    assert stop["verdict"] == "not-tested"
+    assert stop["reason"].startswith("4 prompts were compared, 0 differ; left out: f (")
+    assert "its limit" in stop["reason"]

@@ -10,16 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from stackctl.gates.rule.timed import halves
+
 CI = Path(__file__).parents[2] / "ci"
 STAND_IN = """
 import os, time
 from contextlib import contextmanager
+slow = False
+if place := os.environ.get("SLOW_SECOND"):
+    try:
+        open(place + "/first", "x")
+    except FileExistsError:
+        slow = True
 def add_model_options(p):
     p.add_argument("--crash")
 class Engine:
     def generate(self, prompts, sampling, use_tqdm):
         assert len(prompts) in (1, 8)
-        time.sleep(0.001)
+        time.sleep(0.02 if slow else 0.001)
 @contextmanager
 def engine(args):
     print("noise on stdout")
@@ -149,31 +157,46 @@ def test_few_blocks_or_a_wide_control_decide_nothing(judge):
 
 
 def test_a_unit_is_one_block_with_the_visits_in_order(gate, tmp_path):
-    told = {
-        name: {"tree": "", "site": str(tmp_path / folder), "env": env}
-        for name, folder, env in (
-            ("base", "site", {}),
-            ("again", "site", {}),
-            ("on", "on", {"COUNTED": "3"}),
-        )
-    }
-    env = {"PATH": "/usr/bin:/bin", "STACKCTL_GATE_ARMS": json.dumps(told)}
-    command = [sys.executable, "ci/gpu/model_speed.py", "--unit", "--rounds", "2"]
-    done = subprocess.run(
-        [*command, "--expect=on:m:n"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=env,
-    )
+    done = run_unit(tmp_path, "--rounds", "4", on={"COUNTED": "3"})
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
     for what in ("prefill", "decode"):
         cell = answer["samples"]["cells"][what]
-        assert cell["order"] == ["base", "on", "again", "again", "on", "base"]
+        assert cell["order"] == ["base", "on", "on", "base"] * 2
         assert {name: len(v) for name, v in cell["values"].items()} == {
-            "base": 2,
-            "on": 2,
-            "again": 2,
+            "base": 4,
+            "on": 4,
         }
     assert answer["engagement"] == {"on": {"expected": 1, "counted": 1}}
+
+
+def test_a_units_control_is_one_process_of_the_base_against_the_other(gate, tmp_path):
+    # The second process of the base is slower: it has the second and third visit.
+    done = run_unit(tmp_path, "--rounds", "8", base={"SLOW_SECOND": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    taken = answer["samples"]["cells"]["decode"]["values"]["base"]
+    one, two = halves(taken)
+    assert max(one) < min(two)
+
+
+def test_a_units_rounds_are_shared_by_two_processes_of_the_base(gate, tmp_path):
+    done = run_unit(tmp_path, "--rounds", "6")
+    assert done.returncode == 2
+    assert "a multiple of 4" in done.stderr
+
+
+def run_unit(tmp_path, *arguments, **switches):
+    told = {
+        name: {
+            "tree": "",
+            "site": str(tmp_path / folder),
+            "env": switches.get(name, {}),
+        }
+        for name, folder in (("on", "on"), ("base", "site"))
+    }
+    env = {"PATH": "/usr/bin:/bin", "STACKCTL_GATE_ARMS": json.dumps(told)}
+    command = [sys.executable, "ci/gpu/model_speed.py", "--unit", "--expect=on:m:n"]
+    return subprocess.run(
+        [*command, *arguments], cwd=tmp_path, capture_output=True, text=True, env=env
+    )
