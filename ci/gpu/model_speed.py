@@ -3,9 +3,10 @@
 A block is one process start of each arm, the base at both ends: A, B, C, ..., A'. All
 processes of a block start side by side and then hold still; only one at a time is
 measured, forth and back through the block, so that drift meets every arm alike. What a
-process says is the median of its visits: the time of a prefill of 4,080 tokens, and of
-a decode step of eight requests. One block is one pair of each arm against A; A' against
-A is the control.
+process says is the median of its visits: the device time of a prefill of 4,080 tokens,
+and of a decode step of eight requests that a graph replays; and beside each the time on
+the wall, which the host's share of a step makes vary by a quarter from visit to visit.
+One block is one pair of each arm against A; A' against A is the control.
 
     python3 ci/gpu/model_speed.py --site /tmp/site --json \
         --arm base \
@@ -13,7 +14,7 @@ A is the control.
         --expect set:vllm.some.module:attribute \
         --claim set:prefill:-0.01 --model "--full --layers 8 --mla-every 2"
 
-A claim names an arm, ``prefill`` or ``decode``, and a margin: how much faster than the
+A claim names an arm, a time, and a margin: how much faster than the
 base the arm has to be at least (negative: how much slower it may be). It is qualified
 where the whole 95 % t interval of the paired log-ratios is on the good side, and the
 gate is invalid where the 99 % interval of the control leaves zero out. What no claim
@@ -41,10 +42,11 @@ sys.path.insert(0, str(HERE.parent / "gates"))
 sys.path.insert(0, str(HERE))
 
 import _gate  # noqa: E402
+import device_clock  # noqa: E402
 import tiny_glm  # noqa: E402
 from model_arms import Arm, arm_environment, build, describe, engine_arms, parse_arms  # noqa: E402
 
-WHAT = ("prefill", "decode")
+WHAT = ("prefill", "decode", "prefill-wall", "decode-wall")
 PREFILL_TOKENS, DECODE_REQUESTS, DECODE_STEPS = 4080, 8, 64
 BLOCKS, MINIMUM_BLOCKS = 9, 6
 # Student's t, two-sided 95 %, by degrees of freedom (NIST/SEMATECH e-Handbook,
@@ -78,20 +80,31 @@ def worker(options: list[str], counters: list[str]) -> int:
             )
 
         seed = 0
+        clock = device_clock.DeviceClock()
 
-        def timed(lengths: tuple[int, ...], tokens: int) -> float:
+        def timed(
+            lengths: tuple[int, ...], tokens: int
+        ) -> tuple[float, dict[str, list[float]]]:
             nonlocal seed
             seed += 1
             prompts = tiny_glm.prompts(lengths, 1000 + seed)
+            clock.take()
             begin = time.perf_counter()
             llm.generate(prompts, sampling(tokens), use_tqdm=False)
-            return (time.perf_counter() - begin) * 1e3
+            return (time.perf_counter() - begin) * 1e3, clock.take()
 
         def visit() -> dict[str, Any]:
-            prefill = [timed((PREFILL_TOKENS,), 1) for _ in range(4)]
-            short = (32,) * DECODE_REQUESTS
-            decode = timed(short, DECODE_STEPS) / DECODE_STEPS
-            return {"prefill": prefill, "decode": [decode]}
+            taken: dict[str, Any] = {what: [] for what in WHAT}
+            for _ in range(4):
+                wall, spans = timed((PREFILL_TOKENS,), 1)
+                taken["prefill"].append(sum(spans["eager"]))
+                taken["prefill-wall"].append(wall)
+            wall, spans = timed((32,) * DECODE_REQUESTS, DECODE_STEPS)
+            # The first token of a request comes from its prefill.
+            share = len(spans["replayed"]) / (DECODE_STEPS - 1)
+            taken["decode"].append(statistics.median(spans["replayed"]) * share)
+            taken["decode-wall"].append(wall / DECODE_STEPS)
+            return taken
 
         visit()  # compiles
         visit()  # warms up
@@ -254,12 +267,12 @@ def judge(
         (99 %), ``claims`` with a verdict each, and ``verdict``.
     """
     logs: dict[tuple[str, str], list[float]] = {}
-    control: dict[str, list[float]] = {what: [] for what in WHAT}
+    control: dict[str, list[float]] = {}
     for block in blocks:
         starts = block["starts"]
-        for what in WHAT:
+        for what in starts[0]["samples_ms"]:
             times = [statistics.median(s["samples_ms"][what]) for s in starts]
-            control[what].append(math.log(times[-1] / times[0]))
+            control.setdefault(what, []).append(math.log(times[-1] / times[0]))
             for start, own in zip(starts[1:-1], times[1:-1], strict=True):
                 key = (start["arm"], what)
                 logs.setdefault(key, []).append(math.log(own / times[0]))

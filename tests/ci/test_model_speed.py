@@ -41,11 +41,21 @@ def counters(names):
 """
 
 
+CLOCK = """
+import tiny_glm
+class DeviceClock:
+    def take(self):
+        ms = 20.0 if tiny_glm.slow else 1.0
+        return {"eager": [ms], "replayed": [ms] * 63}
+"""
+
+
 @pytest.fixture
 def gate(tmp_path):
     shutil.copytree(CI / "gpu", tmp_path / "ci" / "gpu")
     shutil.copytree(CI / "gates", tmp_path / "ci" / "gates")
     (tmp_path / "ci" / "gpu" / "tiny_glm.py").write_text(STAND_IN)
+    (tmp_path / "ci" / "gpu" / "device_clock.py").write_text(CLOCK)
     for folder in ("site", "on"):
         (tmp_path / folder / "vllm").mkdir(parents=True)
         (tmp_path / folder / "vllm" / "__init__.py").write_text(
@@ -102,7 +112,7 @@ def judge(monkeypatch):
     import model_speed
 
     yield model_speed.judge
-    for name in ("model_speed", "model_arms", "tiny_glm", "_gate"):
+    for name in ("model_speed", "model_arms", "tiny_glm", "device_clock", "_gate"):
         sys.modules.pop(name, None)
 
 
@@ -160,7 +170,7 @@ def test_a_unit_is_one_block_with_the_visits_in_order(gate, tmp_path):
     done = run_unit(tmp_path, "--rounds", "4", on={"COUNTED": "3"})
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
-    for what in ("prefill", "decode"):
+    for what in ("prefill", "decode", "prefill-wall", "decode-wall"):
         cell = answer["samples"]["cells"][what]
         assert cell["order"] == ["base", "on", "on", "base"] * 2
         assert {name: len(v) for name, v in cell["values"].items()} == {
@@ -171,13 +181,15 @@ def test_a_unit_is_one_block_with_the_visits_in_order(gate, tmp_path):
 
 
 def test_a_units_control_is_one_process_of_the_base_against_the_other(gate, tmp_path):
-    # The second process of the base is slower: it has the second and third visit.
+    # One of the base's processes is slower: it has every visit of one side.
     done = run_unit(tmp_path, "--rounds", "8", base={"SLOW_SECOND": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
-    taken = answer["samples"]["cells"]["decode"]["values"]["base"]
-    one, two = halves(taken)
-    assert max(one) < min(two)
+    cells = answer["samples"]["cells"]
+    for what in ("decode", "decode-wall"):
+        fast, slow = sorted(halves(cells[what]["values"]["base"]))
+        assert max(fast) < min(slow)
+    assert cells["decode"]["values"]["on"] == [1.0] * 8
 
 
 def test_a_units_rounds_are_shared_by_two_processes_of_the_base(gate, tmp_path):
