@@ -23,6 +23,8 @@ from stackctl.image.view import Node, View, show
 #: Names of the folders that installers put packages into.
 PACKAGES_FOLDERS = (b"site-packages", b"dist-packages")
 _PYTHON_LIB = re.compile(rb"python3?(\.\d+)?t?")
+#: On the path of every Python, before its library, whether it is there or not.
+_PYTHON_ZIP = re.compile(rb"python3\d+t?\.zip")
 _PYTHON_BIN = re.compile(rb"python(3(\.\d+)?t?)?")
 _VENV_VERSION = re.compile(rb"(?m)^version(?:_info)?\s*=\s*(\d+\.\d+\.\d+)")
 _CUSTOMIZE = (b"sitecustomize", b"usercustomize")
@@ -264,6 +266,7 @@ class Startup:
         self._contents = contents
         self._allow = allow
         inner = config.get("config") if config else None
+        self._has_config = config is not None
         self._run = inner if isinstance(inner, dict) else {}
         self._roots = {c.real_path for c in comparisons}
         self._packages: dict[bytes, Node] = {}
@@ -409,13 +412,15 @@ class Startup:
             if variable == "PYTHONPATH":
                 extra_paths += [part.encode() for part in value.split(":") if part]
         working = documents.as_text(self._run.get("WorkingDir"), "config WorkingDir")
-        if working:
-            extra_paths.append(working.encode())
+        if working or self._has_config:
+            # `python -m` looks here first; without a working folder it is the root.
+            extra_paths.append(working.encode() or b"/")
+        extra_paths += self._script_folders()
         for extra in extra_paths:
             found = self._view.lookup(extra)
             if found.node is not None and found.node.kind == "d":
                 places[found.path] = found.node
-        copies: list[bytes] = []
+        copies = list(self._zips())
         distributions: dict[bytes, list[bytes]] = {}
         for place, node in places.items():
             for name, child in (node.children or {}).items():
@@ -441,6 +446,26 @@ class Startup:
                     "the package is installed more than once",
                     self._quiet(paths),
                 )
+
+    def _script_folders(self) -> Iterator[bytes]:
+        """Yield where the commands of a root's environment are.
+
+        A command that is a script finds modules beside itself before all others.
+        """
+        for comparison in self._comparisons:
+            # prefix/lib/python3.N/site-packages/name
+            parts = comparison.real_path.split(b"/")
+            if len(parts) >= 4 and parts[-2] in PACKAGES_FOLDERS:
+                yield b"/".join([b"", *parts[:-4], b"bin"])
+
+    def _zips(self) -> Iterator[bytes]:
+        """Yield archives that Python looks into before its own library."""
+        for path in self._libraries:
+            folder = path.rpartition(b"/")[0]
+            found = self._view.lookup(folder).node
+            for name in (found.children if found is not None else None) or {}:
+                if _PYTHON_ZIP.fullmatch(name):
+                    yield folder + b"/" + name if folder else name
 
     def _is_other_copy(self, path: bytes) -> bool:
         real = self._view.lookup(path)

@@ -860,6 +860,10 @@ def test_shadowing(shop: Shop) -> None:
         ("usr/lib/python3.11/sitecustomize.py", "x", "sitecustomize"),
         ("usr/lib/python3/dist-packages/demo/__init__.py", "x", "second-copy"),
         ("usr/lib/python3.11/demo/__init__.py", "x", "second-copy"),
+        ("usr/lib/python311.zip", "PK", "second-copy"),
+        ("usr/bin/demo.py", "x", "second-copy"),
+        ("usr/bin/demo/__init__.py", "x", "second-copy"),
+        ("demo/__init__.py", "x", "second-copy"),
         (f"{SITE}/__editable__.demo.pth", "/src\n", "editable-install"),
         (
             f"{SITE}/demo-1.dist-info/direct_url.json",
@@ -918,6 +922,13 @@ def test_second_copy_on_the_pythonpath(shop: Shop) -> None:
     assert "second-copy" in codes(shop.over(layer, run={"Env": ["PYTHONPATH=/evil"]}))
     assert "second-copy" in codes(shop.over(layer, run={"WorkingDir": "/evil"}))
     assert codes(shop.over(layer)) == set()
+
+
+def test_commands_and_folders_of_the_same_name_are_no_copy(shop: Shop) -> None:
+    layer = Tar().file("usr/bin/demo", "#!", mode=0o755).file("demo/notes.txt", "x")
+    assert codes(shop.over(layer)) == set()
+    at_root = Tar().file("demo.py", "x")
+    assert codes(shop.over(at_root, run={"WorkingDir": "/srv"})) == set()
 
 
 # Requests
