@@ -6,6 +6,7 @@ tree after each patch, other subsets, compositions of earlier releases. Which fi
 from where, and which tree the whole image is or is nearest to, often names the mistake.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -160,7 +161,7 @@ def _distance(comparison: Comparison, entries: Entries) -> int:
 
 
 def _prefix(tree: str) -> bytes:
-    return b"" if tree in ("", ".") else tree.strip("/").encode() + b"/"
+    return b"" if tree in ("", ".") else os.fsencode(tree.strip("/")) + b"/"
 
 
 def _below(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One root of an image against one folder of the expected tree."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -120,7 +121,7 @@ class _Judge:
         self._policy = policy
         self._package = result.root.kind == PACKAGE
         tree = result.root.tree.strip("/")
-        self._prefix = b"" if tree in ("", ".") else tree.encode() + b"/"
+        self._prefix = b"" if tree in ("", ".") else os.fsencode(tree) + b"/"
 
     def run(self, wanted: Mapping[bytes, tuple[int, bytes]]) -> None:
         nodes = self._result.nodes

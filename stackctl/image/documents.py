@@ -72,7 +72,8 @@ def _plain(
     if isinstance(value, _Pairs):
         result: Object = {}
         folded: dict[str, str] = {}
-        for key, item in value:
+        for written, item in value:
+            key = _text(written)
             name = key if free else _fold(key)
             other = folded.setdefault(name, key)
             if key in result or other != key:
@@ -89,7 +90,14 @@ def _plain(
         return result
     if isinstance(value, list):
         return [_plain(i, what, known, depth=depth + 1, free=False) for i in value]
-    return value
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    """Return a string with U+FFFD for half a surrogate pair, as Go reads it."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _refuse_keys(what: str, first: str, second: str) -> NoReturn:

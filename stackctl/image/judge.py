@@ -5,6 +5,7 @@ Apart from `stackctl.image.verify`, so that the layers are being read while this
 imported, with all that it needs.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -327,9 +328,9 @@ class Judge:
         wanted = path.encode("utf-8", "surrogateescape")
         for comparison in comparisons:
             tree = comparison.root.tree.strip("/")
-            prefix = b"" if tree in ("", ".") else tree.encode() + b"/"
+            prefix = b"" if tree in ("", ".") else os.fsencode(tree) + b"/"
             root = b"/" + comparison.real_path + b"/"
-            literal = comparison.root.path.rstrip("/").encode() + b"/"
+            literal = os.fsencode(comparison.root.path.rstrip("/")) + b"/"
             for start in (prefix, root, literal):
                 if not wanted.startswith(start):
                     continue

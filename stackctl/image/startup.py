@@ -6,6 +6,7 @@ image was tampered with, and all of it decides what a process really executes.
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -393,7 +394,7 @@ class Startup:
 
     def _copies(self, extra_paths: list[bytes]) -> Iterator[Warn]:
         names = {
-            comparison.root.tree.split("/")[0].encode()
+            os.fsencode(comparison.root.tree.split("/")[0])
             for comparison in self._comparisons
             if comparison.root.kind == PACKAGE
         }

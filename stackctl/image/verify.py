@@ -320,7 +320,7 @@ class _Verifier:
         roots = self._request.roots or tuple(
             Root(name, f"/{name}", PACKAGE)
             for name in package_names(self._expected()[0])
-            if view.lookup(name.encode()).node is not None
+            if view.lookup(os.fsencode(name)).node is not None
         )
         if not roots:
             raise InputError(

@@ -4,6 +4,7 @@
 import importlib.util
 import json
 import marshal
+import os
 import struct
 import sys
 import threading
@@ -901,6 +902,39 @@ def test_pth_through_a_hard_link_is_read(shop: Shop) -> None:
 def test_config(shop: Shop, run: dict[str, object], code: str) -> None:
     report = shop.over(run=run)
     assert (report.verdict, codes(report)) == ("match", {code})
+
+
+@pytest.mark.parametrize("half", ["\ud800", "\udcff"])
+def test_half_a_surrogate_pair_is_read_as_go_reads_it(shop: Shop, half: str) -> None:
+    run = {"WorkingDir": f"/{half}", "Env": [f"PYTHONPATH=/{half}"],
+           "Volumes": {f"/{half}": {}}}  # fmt: skip
+    layer = Tar().file("\ufffd/demo/__init__.py", "x")
+    report = shop.over(layer, run=run)
+    assert (report.verdict, codes(report)) == ("match", {"pythonpath", "second-copy"})
+
+
+def test_keys_that_go_reads_alike_are_one_key_twice(shop: Shop) -> None:
+    labels = dict.fromkeys(("\ud800", "\ud801"), "x")
+    report = shop.over(run={"Labels": labels})
+    assert report.reason["code"] == "ambiguous-json"
+
+
+def test_folder_of_the_tree_that_is_not_utf_8(shop: Shop, tmp_path: Path) -> None:
+    name = os.fsdecode(b"d\xff")
+    try:
+        (tmp_path / "odd" / name).mkdir(parents=True)
+    except OSError:
+        pytest.skip("file system takes UTF-8 only")
+    (tmp_path / "odd" / name / "a.py").write_text("x = 1\n")
+    report = shop.ask(
+        Tar().file(b"opt/d\xff/a.py", "x = 2\n"),
+        roots=(Root(name, f"/opt/{name}", PACKAGE),),
+        expected=[folder_tree(tmp_path / "odd")],
+        diff=(f"{name}/a.py",),
+    )
+    assert report.verdict == "mismatch"
+    assert "+x = 2" in report.diffs[f"{name}/a.py"]
+    json.dumps(report.document())
 
 
 def test_label_of_another_tree(shop: Shop) -> None:
