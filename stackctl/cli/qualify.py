@@ -142,9 +142,10 @@ def register(app: typer.Typer) -> None:
                 run_all=run_all,
                 told=told,
             )
-        return Outcome(
-            found.document(), lambda: _result(found), VERDICT_CODES[found.verdict]
-        )
+            document = found.document()
+            if executor == "ray":
+                document["shipped"] = list(engine.executor.shipped)
+        return Outcome(document, lambda: _result(found), VERDICT_CODES[found.verdict])
 
 
 def _seconds(value: float | None) -> str:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,6 +81,15 @@ def on(cluster: RayCluster, *args: str) -> list[str]:
 
 def gate(project: Project, cluster: RayCluster, *args: str):
     return run(*on(cluster, "gate", "run", *args), cwd=project.folder, env={})
+
+
+def require(project: Project, *names: str, advisory: Sequence[str] = ()) -> None:
+    """Have a set of the series ask for gates."""
+    text = (project.folder / "series.toml").read_text()
+    old = 'patches = "patches/alpha"\n'
+    lists = f"required = {json.dumps(names)}, advisory = {json.dumps(advisory)}"
+    table = f"gates = {{ {lists} }}\n"
+    (project.folder / "series.toml").write_text(text.replace(old, old + table))
 
 
 TEXTS = """
@@ -178,15 +187,13 @@ def test_a_series_is_qualified_on_the_cluster(project, cluster):
     add_gate(project, "good", "say(cases(True))")
     add_gate(project, "bad", "say(cases(False))")
     add_gate(project, "absent", "say(cases(True))", "[needs]\ngpus = 9\n")
-    text = (project.folder / "series.toml").read_text()
-    old = 'patches = "patches/alpha"\n'
-    table = 'gates = { required = ["good", "bad"], advisory = ["absent"] }\n'
-    (project.folder / "series.toml").write_text(text.replace(old, old + table))
+    require(project, "good", "bad", advisory=["absent"])
     done = run(*on(cluster, "qualify"), cwd=project.folder, env={})
     assert (done.code, done.json["verdict"]) == (1, "rejected"), done.json
     found = {row["gate"]: (row["verdict"], row["nodes"]) for row in done.json["gates"]}
     assert found["absent"] == ("not-tested", [])
     assert found["good"][0] == "qualified"
+    assert {item["kind"] for item in done.json["shipped"]} >= {"project"}
     assert {node for _, nodes in found.values() for node in nodes} <= {
         cluster.known(name) for name in cluster.ids
     }
@@ -265,7 +272,7 @@ def waits(state: Path, at: int, rest: str = CASE) -> str:
 
 def start(project: Project, cluster: RayCluster, *args: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        program(*on(cluster, "gate", "run", *args)),
+        program(*on(cluster, *args)),
         cwd=project.folder,
         env=program_environment(),
         stdout=subprocess.PIPE,
@@ -284,8 +291,11 @@ def until(condition, child: subprocess.Popen[bytes] | None = None) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
 def test_an_interrupted_run_leaves_no_process_and_goes_on(project, cluster, state, how):
+    # The one with all threads of a qualification, the other in the main thread.
+    asked = ["qualify"] if how == signal.SIGINT else ["gate", "run", "waits"]
     add_gate(project, "waits", waits(state, 1), "units = 2\n" + TWO)
-    child = start(project, cluster, "waits")
+    require(project, "waits")
+    child = start(project, cluster, *asked)
     until((state / "ready").exists, child)
     assert len(processes_of(state)) == 1
     child.send_signal(how)
@@ -299,8 +309,9 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on(project, cluster, stat
     if how == signal.SIGKILL:
         return
     (state / "go").touch()
-    done = gate(project, cluster, "waits")
-    assert (done.code, done.json["resumed_units"]) == (0, 1), done.json
+    done = run(*on(cluster, *asked), cwd=project.folder, env={})
+    (row,) = done.json["gates"]
+    assert (done.code, row["resumed_units"]) == (0, 1), done.json
     units = [line.split()[0] for line in (state / "ran").read_text().splitlines()]
     assert units == ["0", "1", "1"]
 
@@ -312,7 +323,7 @@ def name_of(state: Path) -> str:
 def test_a_unit_of_a_killed_node_runs_again_on_another(project, two_nodes, state):
     cluster = two_nodes
     add_gate(project, "waits", waits(state, 1), "units = 3\n" + TWO)
-    child = start(project, cluster, "waits")
+    child = start(project, cluster, "gate", "run", "waits")
     until((state / "ready").exists, child)
     victim = name_of(state)
     lost = cluster.known(victim)
@@ -360,7 +371,7 @@ margin = 0.08
 def test_all_pairs_of_a_schedule_are_of_one_node(project, two_nodes, state):
     cluster = two_nodes
     add_gate(project, "speed", waits(state, 1, KERNEL), TWO + TIMED, kind="kernel")
-    child = start(project, cluster, "speed")
+    child = start(project, cluster, "gate", "run", "speed")
     until((state / "ready").exists, child)
     victim = name_of(state)
     lost = cluster.known(victim)
@@ -381,7 +392,7 @@ def test_all_pairs_of_a_schedule_are_of_one_node(project, two_nodes, state):
 def test_a_lost_node_without_another_is_reported(project, cluster, state):
     (name,) = [name for name in cluster.ids if name != "head"]
     add_gate(project, "waits", waits(state, 1), "units = 2\n" + TWO)
-    child = start(project, cluster, "waits")
+    child = start(project, cluster, "gate", "run", "waits")
     until((state / "ready").exists, child)
     lost = cluster.known(name)
     cluster.kill(name)

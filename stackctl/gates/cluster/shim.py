@@ -148,6 +148,7 @@ class Shim:
     """The actor of one run on its node; it holds the run's CPUs and GPUs."""
 
     def __init__(self) -> None:
+        os.makedirs(cache_folder(), 0o700, exist_ok=True)
         self._top = os.path.join(cache_folder(), "nodes")  # noqa: PTH118
         self._lock = threading.Lock()
         self._answers: dict[int, queue.SimpleQueue[dict[str, Any]]] = {}
