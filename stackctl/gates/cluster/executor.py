@@ -694,8 +694,8 @@ def _no_cluster(address: str, why: str) -> RemoteError:
     return RemoteError(
         f"no Ray cluster answers {named}: {why}",
         kind="no-cluster",
-        hint="name it with --ray-address HOST:PORT or RAY_ADDRESS; `ray status` there "
-        "says whether it runs",
+        hint="name it with --ray-address or RAY_ADDRESS: HOST:PORT on a machine of the "
+        "cluster, ray://HOST:10001 elsewhere; `ray status` there says whether it runs",
         where={"address": address},
     )
 
