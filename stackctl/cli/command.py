@@ -18,6 +18,7 @@ from stackctl.errors import UsageError
 
 if TYPE_CHECKING:
     from stackctl.cache import Cache
+    from stackctl.compose.context import Context
     from stackctl.model.series import Series
 
 DirectoryOption = Annotated[
@@ -109,6 +110,13 @@ class Session:
 
             self._series = load_series(path)
         return self._series
+
+    @property
+    def context(self) -> "Context":
+        """The project's series with the means to compose it."""
+        from stackctl.compose.context import Context
+
+        return Context(self.series, self.cache, self.offline, self.progress)
 
     @property
     def cache(self) -> "Cache":

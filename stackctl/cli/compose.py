@@ -114,13 +114,7 @@ def new_pin_notes(
     if pinned:
         from stackctl.compose.pins import Pins  # costly to import
 
-        pins = Pins(
-            session.series,
-            session.cache,
-            offline=session.offline,
-            progress=session.progress,
-        )
-        unchecked = pins.refuse_swallowing(pinned)
+        unchecked = Pins(session.context).refuse_swallowing(pinned)
     document["unchecked_pins"] = list(unchecked)
     return [
         f"not checked     {name} (whether its head brings upstream commits along: "

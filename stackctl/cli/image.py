@@ -108,12 +108,7 @@ def _paths(
     from stackctl.image.series import SeriesCandidates
     from stackctl.release.overlay import check_python_only
 
-    known = SeriesCandidates(
-        session.series,
-        session.cache,
-        offline=session.offline,
-        progress=session.progress,
-    )
+    known = SeriesCandidates(session.context)
     return check_python_only(before.entries, after.entries, folders, known.touching)
 
 

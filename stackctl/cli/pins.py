@@ -99,12 +99,7 @@ def register(app: typer.Typer) -> None:
             raise UsageError("--check and --update exclude each other")
         if update is None and (to is not None or commits or dry_run):
             raise UsageError("--to, --commits and --dry-run go with --update")
-        found = Pins(
-            session.series,
-            session.cache,
-            offline=session.offline,
-            progress=session.progress,
-        )
+        found = Pins(session.context)
         if update is not None:
             done = found.update(
                 update, to=to, commits=split_names(commits), write=not dry_run

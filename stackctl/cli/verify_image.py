@@ -313,15 +313,14 @@ class _Candidates:
 
     def _known(self) -> "SeriesCandidates":
         if self._made is None:
+            from stackctl.compose.context import Context
             from stackctl.image.series import SeriesCandidates
             from stackctl.model.lock import read_lock
 
+            session = self._session
             self._made = SeriesCandidates(
-                self._series,
-                self._session.cache,
+                Context(self._series, session.cache, session.offline, session.progress),
                 [(path, read_lock(path)) for path in self._locks],
-                offline=self._session.offline,
-                progress=self._session.progress,
             )
         return self._made
 

@@ -332,15 +332,11 @@ class Composer:
         self, pulls: Sequence[PinnedPull], tree: TreeId, commit: CommitId
     ) -> list[list[Step]]:
         # Costly to import, and most series have only patches.
+        from stackctl.compose.context import Context
         from stackctl.compose.pinned import PinnedMaker, with_patch_ids
 
-        maker = PinnedMaker(
-            self.series,
-            self.cache,
-            self.resolutions,
-            offline=self.options.offline,
-            progress=self.progress,
-        )
+        context = Context(self.series, self.cache, self.options.offline, self.progress)
+        maker = PinnedMaker(context, self.resolutions)
         made = maker.make(pulls, self.base.commit, tree, commit)
         if not self.options.patch_ids:
             return made

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stackctl.base.git import fetch_commit, fetch_together, list_refs
-from stackctl.cache import Cache, disk_error
+from stackctl.base.git import fetch_together, list_refs
+from stackctl.cache import disk_error
+from stackctl.compose.context import Context
 from stackctl.compose.model import Step
 from stackctl.compose.resolutions import Resolutions
 from stackctl.compose.sources import PinnedPull
@@ -40,8 +41,7 @@ from stackctl.git.packs import PackWriter
 from stackctl.git.store import read_loose
 from stackctl.model.ids import CommitId, TreeId
 from stackctl.model.lock import StepDisposition
-from stackctl.model.series import GitBase, Series
-from stackctl.progress import SILENT, Progress
+from stackctl.model.series import GitBase
 
 
 class MergeConflictError(ConflictError):
@@ -102,27 +102,13 @@ class PinnedMaker:
     """Composes pinned pull requests, one after the other, onto a commit.
 
     Args:
-        series: The series.
-        cache: Its store takes what is fetched and made.
+        context: The series, and the means to compose it.
         resolutions: The project's conflict resolutions.
-        offline: Never use the network.
-        progress: Told what is being done.
     """
 
-    def __init__(
-        self,
-        series: Series,
-        cache: Cache,
-        resolutions: Resolutions,
-        *,
-        offline: bool = False,
-        progress: Progress = SILENT,
-    ) -> None:
-        self.series = series
-        self.cache = cache
+    def __init__(self, context: Context, resolutions: Resolutions) -> None:
+        self.context = context
         self.resolutions = resolutions
-        self.offline = offline
-        self.progress = progress
 
     def make(
         self,
@@ -150,14 +136,14 @@ class PinnedMaker:
         self._bring_together(sources)
         for source in sources:
             self.bring(source)
-        store = self.cache.store
+        store = self.context.cache.store
         store.refresh()
         made: list[list[Step]] = []
         writer = store.writer()
         try:
             with merge_space(store.git_dir / "scratch", [store.git_dir]) as space:
                 for number, source in enumerate(sources):
-                    self.progress.update("merge", number, len(sources))
+                    self.context.progress.update("merge", number, len(sources))
                     run = _Run(space, self.resolutions, source, base, tree, commit)
                     try:
                         steps = run.steps()
@@ -174,17 +160,17 @@ class PinnedMaker:
             writer.finish()
             store.refresh()
         except OSError as error:
-            raise disk_error(error, self.cache.folder) from error
+            raise disk_error(error, self.context.cache.folder) from error
         finally:
             writer.abort()
-        self.progress.update("merge", len(sources), len(sources))
+        self.context.progress.update("merge", len(sources), len(sources))
         return made
 
     def _bring_together(self, sources: Sequence[PinnedPull]) -> None:
-        if self.offline:
+        if self.context.offline:
             return
         wanted: dict[str, dict[CommitId, None]] = {}
-        base = self.series.base
+        base = self.context.series.base
         if isinstance(base, GitBase):
             wanted.setdefault(base.git, {})[base.commit] = None
         for source in sources:
@@ -193,9 +179,9 @@ class PinnedMaker:
             fetch_together(
                 url,
                 list(commits),
-                cache=self.cache,
-                project=self.series.root,
-                progress=self.progress,
+                cache=self.context.cache,
+                project=self.context.series.root,
+                progress=self.context.progress,
             )
 
     def bring(self, source: PinnedPull) -> None:
@@ -206,18 +192,9 @@ class PinnedMaker:
             InputError: The base has no history to merge with.
             RemoteError: The repository cannot be reached.
         """
-        base = self.series.base
+        base = self.context.series.base
         if isinstance(base, GitBase):
-            fetch_commit(
-                base.git,
-                base.commit,
-                cache=self.cache,
-                project=self.series.root,
-                history=True,
-                ref=base.ref,
-                offline=self.offline,
-                progress=self.progress,
-            )
+            self.context.bring(base.git, base.commit, base.ref)
         elif source.strategy == "merge":
             raise InputError(
                 f"set `{source.set}` merges {source.pull}, but the base is no commit "
@@ -229,16 +206,7 @@ class PinnedMaker:
             )
         pull = source.pull
         try:
-            fetch_commit(
-                pull.fetch_url,
-                source.head,
-                cache=self.cache,
-                project=self.series.root,
-                history=True,
-                ref=pull.fetch_ref,
-                offline=self.offline,
-                progress=self.progress,
-            )
+            self.context.bring(pull.fetch_url, source.head, pull.fetch_ref)
         except PinError as error:
             error.where |= {"set": source.set, "ref": pull.fetch_ref}
             error.message = f"set `{source.set}`: {error.message}"
@@ -251,7 +219,9 @@ class PinnedMaker:
     def _say_moved(self, source: PinnedPull, error: PinError) -> None:
         pull = source.pull
         try:
-            found = list_refs(pull.fetch_url, [pull.fetch_ref], self.series.root)
+            found = list_refs(
+                pull.fetch_url, [pull.fetch_ref], self.context.series.root
+            )
         except StackctlError:
             return
         remote = found.get(pull.fetch_ref)
@@ -264,7 +234,7 @@ class PinnedMaker:
             error.hint = (
                 f"review the new head, then: stackctl pins --update {source.set}; or "
                 "bring the old one from a repository that has it: git --git-dir="
-                f"{self.cache.store.git_dir} fetch URL {source.head}"
+                f"{self.context.cache.store.git_dir} fetch URL {source.head}"
             )
             error.where |= {"pinned": source.head, "remote": remote}
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-from stackctl.base.git import fetch_commit, list_refs
+from stackctl.base.git import list_refs
 from stackctl.base.web import offline_error
-from stackctl.cache import Cache
 from stackctl.compose.compare import range_diff
+from stackctl.compose.context import Context
 from stackctl.compose.plan import find_set
 from stackctl.errors import (
     InputError,
@@ -26,8 +26,7 @@ from stackctl.git.command import HermeticGit
 from stackctl.model.edit import edit_series, set_pin
 from stackctl.model.ids import CommitId
 from stackctl.model.lock import read_lock
-from stackctl.model.series import GitBase, PatchSet, Pull, Series
-from stackctl.progress import SILENT, Progress
+from stackctl.model.series import GitBase, PatchSet, Pull
 from stackctl.project import LOCK_FILE
 
 State = Literal["same", "moved", "gone", "unreachable"]
@@ -118,24 +117,12 @@ class Pins:
     """The pins of a series.
 
     Args:
-        series: The series.
-        cache: Its store takes what is fetched.
-        offline: Never use the network.
-        progress: Told what is being done.
+        context: The series, and the means to ask its remotes.
     """
 
-    def __init__(
-        self,
-        series: Series,
-        cache: Cache,
-        *,
-        offline: bool = False,
-        progress: Progress = SILENT,
-    ) -> None:
-        self.series = series
-        self.cache = cache
-        self.offline = offline
-        self.progress = progress
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.series = context.series
         self._tip: CommitId | None = None
 
     def refuse_swallowing(self, sets: Sequence[PatchSet]) -> tuple[str, ...]:
@@ -173,13 +160,13 @@ class Pins:
             ).digest()
             for _, _, head in new
         }
-        known = self.cache.get("own-history", keys.values())
+        known = self.context.cache.get("own-history", keys.values())
         unchecked = []
         for name, pull, head in new:
             if head in locked or keys[head] in known:
                 continue
             try:
-                if self.offline:
+                if self.context.offline:
                     raise offline_error("where upstream is now", {"set": name})
                 tip = self._upstream()
                 if tip is None:
@@ -187,11 +174,13 @@ class Pins:
             except RemoteError:
                 unchecked.append(name)
                 continue
-            self._fetch(pull.fetch_url, head, pull.fetch_ref)
-            found = swallowed_commits(self.cache.store.git, base.commit, head, tip)
+            self.context.bring(pull.fetch_url, head, pull.fetch_ref)
+            found = swallowed_commits(
+                self.context.cache.store.git, base.commit, head, tip
+            )
             if found:
                 raise _swallowing(name, pull, head, found)
-            self.cache.put("own-history", {keys[head]: b"1"})
+            self.context.cache.put("own-history", {keys[head]: b"1"})
         return tuple(unchecked)
 
     def _locked_heads(self, base: GitBase) -> frozenset[str]:
@@ -219,7 +208,7 @@ class Pins:
         Raises:
             RemoteError: The network is off limits.
         """
-        if self.offline:
+        if self.context.offline:
             raise offline_error("the list of the remotes' heads", {})
         pinned = [
             (patch_set, patch_set.pull)
@@ -268,8 +257,8 @@ class Pins:
         if self._tip is None and isinstance(base, GitBase) and base.ref is not None:
             found = list_refs(base.git, [base.ref], self.series.root).get(base.ref)
             if found is not None:
-                self._fetch(base.git, found, base.ref)
-                self._fetch(base.git, base.commit, base.ref)
+                self.context.bring(base.git, found, base.ref)
+                self.context.bring(base.git, base.commit, base.ref)
             self._tip = found
         return self._tip
 
@@ -279,22 +268,10 @@ class Pins:
             tip = self._upstream()
             if tip is None or not isinstance(base, GitBase):
                 return ()
-            self._fetch(pull.fetch_url, head, pull.fetch_ref)
+            self.context.bring(pull.fetch_url, head, pull.fetch_ref)
         except StackctlError:
             return ()  # what is missing is said by the state, or when it is composed
-        return swallowed_commits(self.cache.store.git, base.commit, head, tip)
-
-    def _fetch(self, url: str, commit: CommitId, ref: str) -> None:
-        fetch_commit(
-            url,
-            commit,
-            cache=self.cache,
-            project=self.series.root,
-            history=True,
-            ref=ref,
-            offline=self.offline,
-            progress=self.progress,
-        )
+        return swallowed_commits(self.context.cache.store.git, base.commit, head, tip)
 
     def update(
         self,
@@ -325,7 +302,7 @@ class Pins:
                 kind="not-pinned",
                 where={"set": name},
             )
-        if self.offline:
+        if self.context.offline:
             raise offline_error(f"the present head of {pull}", {"set": name})
         remote = list_refs(pull.fetch_url, [pull.fetch_ref], self.series.root).get(
             pull.fetch_ref
@@ -337,7 +314,7 @@ class Pins:
                 hint="exclude the set, or name another `ref`",
                 where={"set": name, "ref": pull.fetch_ref},
             )
-        self._fetch(pull.fetch_url, remote, pull.fetch_ref)
+        self.context.bring(pull.fetch_url, remote, pull.fetch_ref)
         new = self._chosen(pull, remote, to)
         picked = self._picked(patch_set, pull, new, commits)
         swallows: tuple[str, ...] = ()
@@ -364,7 +341,7 @@ class Pins:
     def _chosen(self, pull: Pull, remote: CommitId, to: str | None) -> CommitId:
         if to is None:
             return remote
-        git = self.cache.store.git
+        git = self.context.cache.store.git
         if git.call("merge-base", "--is-ancestor", to, remote)[0]:
             raise PinError(
                 f"{to} is not part of {pull}, whose head is {remote}",
@@ -375,9 +352,9 @@ class Pins:
 
     def _own_commits(self, head: str) -> tuple[CommitId, ...]:
         base = self.series.base
-        git = self.cache.store.git
+        git = self.context.cache.store.git
         below = []
-        if isinstance(base, GitBase) and base.commit in self.cache.store:
+        if isinstance(base, GitBase) and base.commit in self.context.cache.store:
             below = [f"^{base.commit}"]
         text = git.text("rev-list", "--reverse", "--no-merges", head, *below)
         return tuple(CommitId(each) for each in text.split())
@@ -392,10 +369,10 @@ class Pins:
         if commits:
             return tuple(CommitId(each) for each in commits)
         assert pull.head is not None
-        self._fetch(pull.fetch_url, pull.head, pull.fetch_ref)
+        self.context.bring(pull.fetch_url, pull.head, pull.fetch_ref)
         base = self.series.base
         if isinstance(base, GitBase):
-            self._fetch(base.git, base.commit, base.ref or pull.fetch_ref)
+            self.context.bring(base.git, base.commit, base.ref or pull.fetch_ref)
         if pull.commits != self._own_commits(pull.head) and new != pull.head:
             raise UsageError(
                 f"set `{patch_set.name}` picks some commits of {pull}, not all: which "
@@ -409,11 +386,11 @@ class Pins:
 
     def _range_diff(self, pull: Pull, new: CommitId) -> tuple[str, bool]:
         assert pull.head is not None
-        store = self.cache.store
+        store = self.context.cache.store
         if new == pull.head:
             return "", True
         try:
-            self._fetch(pull.fetch_url, pull.head, pull.fetch_ref)
+            self.context.bring(pull.fetch_url, pull.head, pull.fetch_ref)
         except StackctlError as error:
             return f"the old head cannot be compared: {error.message}\n", False
         base = self.series.base

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stackctl.cache import Cache
 from stackctl.compose.compose import Options, compose_series
+from stackctl.compose.context import Context
 from stackctl.compose.model import Composition
 from stackctl.compose.plan import Selection
 from stackctl.errors import PinError, StackctlError
@@ -13,7 +14,7 @@ from stackctl.image.attribute import Candidate, Touch
 from stackctl.image.expectation import Entries, ExpectedTree, from_store
 from stackctl.image.verify import PinnedWheel
 from stackctl.model.lock import Lock, read_lock
-from stackctl.model.series import PathWheel, Series, Wheel, load_series
+from stackctl.model.series import PathWheel, Wheel, load_series
 from stackctl.progress import SILENT, Progress
 from stackctl.project import SERIES_FILE
 
@@ -98,34 +99,23 @@ class SeriesCandidates:
     """The trees that a series can give, for `stackctl.image.attribute`.
 
     Args:
-        series: The series.
-        cache: Store and facts.
+        context: The series, and the means to compose it.
         locks: Locks of other releases that are known.
-        offline: Never use the network.
-        progress: Told what is being done.
     """
 
     def __init__(
-        self,
-        series: Series,
-        cache: Cache,
-        locks: Sequence[tuple[Path, Lock]] = (),
-        *,
-        offline: bool = False,
-        progress: Progress = SILENT,
+        self, context: Context, locks: Sequence[tuple[Path, Lock]] = ()
     ) -> None:
-        self._series = series
-        self._cache = cache
+        self._context = context
         self._locks = locks
-        self._offline = offline
-        self._progress = progress
         self._whole: Composition | None = None
         self._entries: dict[str, Entries] = {}
 
     def _compose(self, selection: Selection) -> Composition:
-        options = Options(commits=False, offline=self._offline, patch_ids=False)
+        context = self._context
+        options = Options(commits=False, offline=context.offline, patch_ids=False)
         return compose_series(
-            self._series, self._cache, selection, options, self._progress
+            context.series, context.cache, selection, options, context.progress
         )
 
     def _composition(self) -> Composition:
@@ -135,7 +125,7 @@ class SeriesCandidates:
 
     def _tree(self, tree: str) -> Entries:
         if tree not in self._entries:
-            store = self._cache.store
+            store = self._context.cache.store
             self._entries[tree] = {
                 path: (mode, oid) for path, mode, oid in store.walk(tree)
             }
@@ -149,7 +139,7 @@ class SeriesCandidates:
         for step in whole.steps:
             name = f"{step.set}/{step.patch}" if step.patch else step.set
             yield "after-patch", f"the series up to {name}", step.tree
-        names = [s.name for s in self._series.sets][:_MOST_SUBSETS]
+        names = [s.name for s in self._context.series.sets][:_MOST_SUBSETS]
         for kind, label, selections in (
             ("subset", "the series without", [Selection(without=(n,)) for n in names]),
             ("subset", "only", [Selection(only=(n,)) for n in names]),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stackctl.cache import Cache
+from stackctl.compose.context import Context
 from stackctl.compose.lock import make_lock
 from stackctl.compose.model import Composition
 from stackctl.compose.pins import Pins
@@ -213,7 +214,8 @@ class Part:
             names = tuple(f"{e.name} {e.pull}: --offline" for e in pinned)
             why = f"not checked, --offline: {', '.join(e.name for e in pinned)}"
             return names, Check("pins", True, why)
-        states = Pins(self.series, self.cache, progress=self.progress).check()
+        context = Context(self.series, self.cache, progress=self.progress)
+        states = Pins(context).check()
         counted = [each for each in states if each.counts]
         bad = [
             f"{each.set}: pins {each.pinned[:12]}, remote has "
