@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bisection from the series to the report."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -220,18 +220,49 @@ def find_patch(
             sets_below(ground, place),
         )
 
-    with driver_for(ground, evaluator, options, watch=watch, progress=progress) as (
-        driver,
-        journal,
-    ):
+    def search(driver: "Driver[object]", log: str) -> Report:
         strategy = prefix_strategy(len(row) - 1, options)
         driver.drive(strategy, resolve, 0)  # type: ignore[arg-type]
         words = question_words(evaluator.identity, options.confidence, options.repeats)
         finding = strategy.finding()
-        for end in (row[0], row[-1]):
-            problem = unsure_end(finding.reason, end.tree, driver)
-            finding = finding if problem is None else problem
-        report = _report(ground, row, finding, driver, words, str(journal.path))
+        problem = unsure_end(finding.reason, (row[0].tree, row[-1].tree), driver)
+        return _report(ground, row, problem or finding, driver, words, log)
+
+    return conduct(ground, evaluator, options, search, watch=watch, progress=progress)
+
+
+def conduct(
+    ground: Ground,
+    evaluator: Evaluator,
+    options: Options,
+    search: Callable[["Driver[object]", str], Report],
+    *,
+    watch: Watch,
+    progress: Progress,
+) -> Report:
+    """Run a search with its log, and keep what was asked for.
+
+    Args:
+        ground: The composed series.
+        evaluator: Tries a tree.
+        options: How to bisect.
+        search: The search itself: drives the driver, and reports; it is given the
+            path of the log, too.
+        watch: Is told what is done.
+        progress: Told of long work.
+
+    Returns:
+        The report.
+
+    Raises:
+        UsageError: The command cannot be run.
+        AbortedError: The command asked to stop.
+    """
+    with driver_for(ground, evaluator, options, watch=watch, progress=progress) as (
+        driver,
+        journal,
+    ):
+        report = search(driver, str(journal.path))
         journal.finish(report.result())
     return keep(ground, report, options.keep, progress)
 
@@ -244,7 +275,7 @@ def prefix_strategy(last: int, options: Options) -> PrefixSearch | NoisySearch:
 
 
 def unsure_end(
-    reason: str, tree: TreeId, driver: "Driver[object]"
+    reason: str, trees: Iterable[TreeId | None], driver: "Driver[object]"
 ) -> Finding[int] | None:
     """Return the finding where a gate cannot tell an end from the other.
 
@@ -252,12 +283,14 @@ def unsure_end(
 
     Args:
         reason: Why the search ended.
-        tree: Hex id of the end's tree.
-        driver: What tried it.
+        trees: Hex ids of the ends' trees; None for one that does not compose.
+        driver: What tried them.
     """
-    known = driver.known.get(tree)
-    if not reason.endswith("-end-skipped") or known is None or not known.answer.unsure:
+    found = [driver.known.get(tree) for tree in trees if tree is not None]
+    unsure = [known for known in found if known is not None and known.answer.unsure]
+    if not reason.endswith("-end-skipped") or not unsure:
         return None
+    known = unsure[0]
     return Finding(
         "noise",
         ExitCode.INSUFFICIENT,

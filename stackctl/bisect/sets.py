@@ -21,8 +21,7 @@ from stackctl.bisect.report import (
 from stackctl.bisect.search import (
     Ground,
     Options,
-    driver_for,
-    keep,
+    conduct,
     neighbour,
     prefix_strategy,
     unsure_end,
@@ -169,28 +168,24 @@ def find_set(
     choice = _choice(ground, options)
     subsets = Subsets(ground.composer, choice.fixed)
     requires = {each.name: each.requires for each in ground.series.sets}
-    with driver_for(ground, evaluator, options, watch=watch, progress=progress) as (
-        driver,
-        journal,
-    ):
-        search = SubsetSearch(choice.free, requires)
-        finding = _drive(driver, search, subsets, options)
-        for end in (frozenset[str](), search.whole):
-            made = subsets.compose(end)
-            problem = made and unsure_end(finding.reason, made.tree, driver)
-            if problem:
-                finding = SubsetFinding(
-                    "noise", problem.code, problem.reason, problem.message
-                )
-        report = _report(
-            ground, finding, search, subsets, driver, evaluator, str(journal.path)
-        )
+
+    def search(driver: "Driver[object]", log: str) -> Report:
+        strategy = SubsetSearch(choice.free, requires)
+        finding = _drive(driver, strategy, subsets, options)
+        made = [subsets.compose(end) for end in (frozenset[str](), strategy.whole)]
+        trees = [each.tree if each else None for each in made]
+        if problem := unsure_end(finding.reason, trees, driver):
+            finding = SubsetFinding(
+                "noise", problem.code, problem.reason, problem.message
+            )
+        report = _report(ground, finding, strategy, subsets, driver, evaluator, log)
         if options.confidence is not None and finding.code == ExitCode.OK:
             report = replace(report, confidence=options.confidence)
         if finding.kind == "set":
             report = _within(ground, report, finding, subsets, driver, options)
-        journal.finish(report.result())
-    return keep(ground, report, options.keep, progress)
+        return report
+
+    return conduct(ground, evaluator, options, search, watch=watch, progress=progress)
 
 
 def _drive(
