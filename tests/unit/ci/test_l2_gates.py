@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,3 +208,33 @@ def test_an_on_arm_that_did_nothing_is_noticed() -> None:
     bare = {"fired": [40] * 3, "steps": 10, "launched": 80, "captured": 0}
     assert "recorded" in engaged(engaged_result(counters=bare), "graphs")
     assert "replayed" in engaged(engaged_result(steps_in_profile=64), "graphs")
+
+
+def test_the_prefetcher_is_found_among_what_vllm_froze(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = gate("l2_prefetch_parity").prefetch_state
+    name = "vllm.models.glm5next.nvidia.l2_prefetch"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    assert state() is None  # the base has no such module
+
+    class PrefetchChain:
+        def __init__(self, prefetcher: object) -> None:
+            self._prefetcher = prefetcher
+
+    prefetcher = object()
+    instances: dict[str, object] = {"cuda:0": None}
+    owner = SimpleNamespace(_instances=instances)
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(L2Prefetcher=owner))
+    chain, off = PrefetchChain(prefetcher), PrefetchChain(None)
+    assert state() is None  # it could not be made
+    instances["cuda:0"] = prefetcher
+    gc.collect()
+    gc.freeze()
+    try:
+        assert state() == (chain, prefetcher)
+    finally:
+        gc.unfreeze()
+    off._prefetcher = prefetcher
+    with pytest.raises(RuntimeError, match="1 prefetchers, 2 chains"):
+        state()
