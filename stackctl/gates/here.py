@@ -2,6 +2,7 @@
 """Which gates can run here, and why the others cannot."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -61,17 +62,12 @@ class Here:
         needs = gate.needs
         reasons = []
         if needs.gpus:
-            large = [g for g in self.gpus if g.memory_mib >= needs.gpu_memory_mib]
+            able = fitting(gate, self.gpus)
             if not self.gpus:
                 chosen = f" `{self.gpu}`" if self.gpu else ""
                 reasons.append(f"no NVIDIA GPU{chosen}")
-            elif len(large) < needs.gpus:
-                wanted = f"{needs.gpus} GPU" + ("s" if needs.gpus > 1 else "")
-                memory = f" with {needs.gpu_memory_mib:,} MiB"
-                reasons.append(
-                    f"{wanted}{memory if needs.gpu_memory_mib else ''} needed, "
-                    f"{len(large)} here"
-                )
+            elif len(able) < needs.gpus:
+                reasons.append(f"{wanted_gpus(gate)} needed, {len(able)} here")
         for name in needs.parameters:
             if name not in self.named:
                 reasons.append(f"`--{name}` is not given")
@@ -85,6 +81,48 @@ class Here:
             else:
                 reasons += package_problems(needs.packages, python.packages)
         return reasons
+
+
+def wanted_gpus(gate: Gate) -> str:
+    """Return in words which GPUs a gate needs."""
+    needs = gate.needs
+    words = f"{needs.gpus} GPU" + ("s" if needs.gpus > 1 else "")
+    if needs.gpu_models:
+        words += f" ({' or '.join(needs.gpu_models)})"
+    if needs.gpu_memory_mib:
+        words += f" with {needs.gpu_memory_mib:,} MiB"
+    return words
+
+
+def is_model(name: str, models: Sequence[str]) -> bool:
+    """Whether a GPU's name, or a label, is that of one of some models.
+
+    Args:
+        name: The name, like `NVIDIA H200 NVL`.
+        models: Models, each as words that stand together in it; none for any.
+    """
+
+    def words(text: str) -> list[str]:
+        return re.split(r"[\s_-]+", text.casefold())
+
+    has = words(name)
+    wanted = [words(model) for model in models]
+    return not wanted or any(
+        has[start : start + len(each)] == each
+        for each in wanted
+        for start in range(len(has))
+    )
+
+
+def fitting(gate: Gate, gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs that have what a gate needs, in their order."""
+    needs = gate.needs
+    return [
+        gpu
+        for gpu in gpus
+        if gpu.memory_mib >= needs.gpu_memory_mib
+        and is_model(gpu.name, needs.gpu_models)
+    ]
 
 
 def default_python() -> str:

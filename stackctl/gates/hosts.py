@@ -18,7 +18,7 @@ from stackctl.gates import arms as arms_
 from stackctl.gates import snapshot
 from stackctl.gates.arms import ArmFolder, Trees, folder_tree, lay_over
 from stackctl.gates.evidence import Arm, Slot, Unit
-from stackctl.gates.here import Here
+from stackctl.gates.here import Here, fitting
 from stackctl.gates.kinds import Place
 from stackctl.gates.model import Gate
 from stackctl.gates.process import Stopped
@@ -344,12 +344,6 @@ def unit_folder(run: Path, number: int) -> Path:
 
 
 _WAITING: Final = "waits for the GPU, which another gate run holds"
-
-
-def fitting(gate: Gate, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that have what a gate needs, in their order."""
-    least = gate.needs.gpu_memory_mib
-    return [gpu for gpu in gpus if gpu.memory_mib >= least]
 
 
 @contextlib.contextmanager

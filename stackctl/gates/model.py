@@ -73,6 +73,7 @@ _REQUIREMENT = Text(
     r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:[=!<>~]=?[A-Za-z0-9.*+!_,<>=~-]+)?",
 )
 _COMMAND = Text("a program's name without a folder", r"[A-Za-z0-9._+-]+")
+_MODEL = Text("words of a GPU's name", r"[A-Za-z0-9]+(?:[ -][A-Za-z0-9]+)*")
 _FILE = Inside()
 
 
@@ -129,6 +130,15 @@ class Needs:
     gpu_memory_mib: int = field(
         default=0,
         metadata=key(Integer(0, 1 << 24), "Memory of each GPU, MiB.", example="16384"),
+    )
+    gpu_models: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            Many(_MODEL),
+            "Models that will do, as words of the names that the driver gives them. On "
+            "a Ray cluster also the label `ray.io/accelerator-type`.",
+            example='["H100", "H200"]',
+        ),
     )
     packages: tuple[str, ...] = field(
         default=(),

@@ -162,9 +162,11 @@ say(cases(os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-"), True))
 
 
 def test_gpus_and_labels_decide_where_a_run_goes(project, cluster):
-    add_gate(project, "small", GPU, "[needs]\ngpus = 1\n")
+    wanted = '[needs]\ngpus = 1\ngpu_models = ["H100"]\n'
+    add_gate(project, "small", GPU, wanted)
     add_gate(project, "large", GPU, "[needs]\ngpus = 2\n")
-    done = gate(project, cluster, "small", "--ray-label", "gpu=H100")
+    # No label says so: a node that has another model when it is asked is left.
+    done = gate(project, cluster, "small")
     assert (done.code, done.json["nodes"]) == (0, [cluster.known("b")]), done.json
     held = read_json(project.folder / done.json["receipt"])["predicate"]
     (gpu,) = held["scope"]["hardware"]["gpus"]
@@ -173,7 +175,7 @@ def test_gpus_and_labels_decide_where_a_run_goes(project, cluster):
     done = gate(project, cluster, "small", "large", "--ray-label", "gpu=B200")
     small, large = done.json
     assert (done.code, small["verdict"], small["receipt"]) == (8, "not-tested", None)
-    assert "1 GPU and the label gpu=B200 (3 are alive)" in small["reasons"][0]
+    assert "1 GPU (H100) and the label gpu=B200 (3 are alive)" in small["reasons"][0]
     assert "2 GPUs and the label" in large["reasons"][0]
 
 

@@ -34,7 +34,7 @@ from stackctl.gates.arms import Trees
 from stackctl.gates.cluster import shim
 from stackctl.gates.cluster.node import MAX_OUTPUT
 from stackctl.gates.evidence import Arm, Slot, Unit, unit_from_document
-from stackctl.gates.here import Here
+from stackctl.gates.here import Here, is_model, wanted_gpus
 from stackctl.gates.hosts import (
     TICK,
     Executor,
@@ -258,6 +258,11 @@ class RayExecutor:
             if node.cpus >= 1
             and node.gpus >= gate.needs.gpus
             and all(node.labels.get(name) == value for name, value in labels)
+            # A node that does not say what its GPUs are is asked itself.
+            and is_model(
+                node.labels.get(MODEL_LABEL) or "",
+                gate.needs.gpu_models if node.labels.get(MODEL_LABEL) else (),
+            )
             and node.name not in avoid
         ]
 
@@ -272,8 +277,8 @@ class RayExecutor:
         ]
         if not reasons and not self._able(gate, avoid):
             wanted = ["a CPU"]
-            if count := gate.needs.gpus:
-                wanted = [f"{count} GPU" + ("s" if count > 1 else "")]
+            if gate.needs.gpus:
+                wanted = [wanted_gpus(gate)]
             wanted += [f"the label {k}={v}" for k, v in sorted(self._labels.items())]
             rest = f", {len(avoid)} of them left out" if avoid else ""
             reasons.append(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stackctl.gates import snapshot
-from stackctl.gates.here import Here
+from stackctl.gates.here import Here, is_model
 from stackctl.gates.model import load_gate
 
 SMI = """#!{python}
@@ -97,6 +97,28 @@ def test_what_a_gate_needs(two_gpus, tmp_path, gpus, memory, chosen, words):
     assert here.missing(load_gate(path)) == words
     if chosen == "1":
         assert here.gpus[0].uuid == "GPU-bb"
+
+
+@pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        ('["H200"]', []),
+        ('["A100", "h200"]', []),
+        ('["NVIDIA H200"]', []),
+        ('["H20"]', ["1 GPU (H20) needed, 0 here"]),
+        ('["A100", "H100"]', ["1 GPU (A100 or H100) needed, 0 here"]),
+    ],
+)
+def test_the_model_that_a_gate_needs(two_gpus, tmp_path, models, words):
+    path = tmp_path / "gate.toml"
+    path.write_text(GATE.format(gpus=1, memory=0) + f"gpu_models = {models}\n")
+    assert Here().missing(load_gate(path)) == words
+
+
+def test_a_label_is_that_of_a_model():
+    assert is_model("A100-80G", ["A100"]) and is_model("A100-80G", ["a100 80g"])
+    assert not is_model("A100-40G", ["A100-80G"]) and not is_model("", ["A100"])
+    assert is_model("anything", [])
 
 
 def test_a_python_tells_its_packages(tmp_path):
