@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stackctl.gates import run as running
     from stackctl.gates.cluster.executor import StoredTrees
     from stackctl.gates.here import Here
-    from stackctl.gates.model import ArmSpec
+    from stackctl.gates.model import ArmSpec, Gate
     from stackctl.gates.run import Engine
 
 RUN_EXAMPLE = (
@@ -146,6 +146,12 @@ def here_of(
     """Return what the options name."""
     from stackctl.gates.here import Here, default_python
 
+    if base_url:
+        from stackctl.gates.kinds.served import by_arm
+        from stackctl.gates.serving.client import check_base_url
+
+        for address in by_arm(base_url).values():
+            check_base_url(address)
     named = {"model": model, "base-url": base_url, "served-model": served_model}
     return Here(
         python or default_python(),
@@ -153,6 +159,15 @@ def here_of(
         {name: value for name, value in named.items() if value},
         gpu or "",
     )
+
+
+def check_named(gate: "Gate", here: "Here") -> None:
+    """Check what the options name against a gate, before anything runs."""
+    address = here.parameters.get("base-url")
+    if address and gate.kind in ("serving", "accuracy"):
+        from stackctl.gates.kinds.served import check_addresses
+
+        check_addresses(gate, address)
 
 
 def use_executor(
@@ -307,6 +322,8 @@ def register(app: typer.Typer) -> None:
         wanted = [find_gate(known, name) for name in dict.fromkeys(gates)]
         changes = _arm_changes(arm)
         here = here_of(python, site, model, base_url, gpu, served_model)
+        for each in wanted:
+            check_named(each, here)
         outcomes = []
         with Engine(project, trees, here, progress=session.progress) as engine:
             use_executor(

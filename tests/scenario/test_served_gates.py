@@ -139,3 +139,31 @@ def test_few_equal_answers_decide_nothing(project) -> None:
     text = (project.folder / done.json["receipt"]).read_text()
     assert '"ledger-003"' in text
     assert "73 are the fewest" in json.dumps(done.json["reasons"])
+
+
+@pytest.mark.parametrize(
+    ("address", "word"),
+    [
+        ("notaurl", "an http or https URL"),
+        ("ftp://host/v1", "an http or https URL"),
+        ("http://host/v1\nX: y", "an http or https URL"),
+        ("http://ada:hunter2@host/v1", "no user, password"),
+        ("base=http://a/v1 on=nowhere", "an http or https URL"),
+        ("base=http://a/v1 onn=http://b/v1", "did you mean `on`"),
+        ("base=http://a/v1", "no server of the arm on"),
+    ],
+)
+def test_a_bad_address_is_refused_before_anything_runs(
+    tmp_path: Path, address: str, word: str
+) -> None:
+    project = gate_project(tmp_path / "project")
+    text = SERVING.format(script="{}", drain=1)
+    lines = [line for line in text.splitlines() if not line.startswith("server =")]
+    (project.folder / "ci/gates/url.toml").write_text("\n".join(lines))
+    done = run(
+        "gate", "run", "url", "--base-url", address, "--json", cwd=project.folder
+    )
+    assert done.code == 2, done.out
+    assert word in done.json["error"]["message"] and "hunter2" not in done.out
+    assert not (project.folder / ".stackctl").exists()
+    assert not (project.folder / "receipts").exists()

@@ -2,14 +2,20 @@
 """Kinds serving and accuracy: a unit asks one server, in a process of its own."""
 
 import os
+import re
 import sys
 from typing import Any, Final
 
+from stackctl.errors import UsageError
 from stackctl.gates.kinds import Place, given_answer
 from stackctl.gates.kinds.image import PACKAGE_ROOT
+from stackctl.gates.model import Gate
+from stackctl.model.fields import nearest, show
 
 KEY_VARIABLE: Final = "STACKCTL_GATE_API_KEY"
 """The one secret that is passed on: the API key of the server that is asked."""
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)=(.*)")
 
 
 class Served:
@@ -24,7 +30,9 @@ class Served:
         if arm.site is not None:
             command += ["--tree", str(arm.site)]
         for option, value in place.here.parameters.items():
-            command += [f"--{option}", _of_arm(value, name)]
+            values = by_arm(value)
+            if (own := values.get(name, values.get(""))) is not None:
+                command += [f"--{option}", own]
         return command
 
     def environment(self, place: Place) -> dict[str, str]:
@@ -46,11 +54,43 @@ class Served:
 SERVED: Final = Served()
 
 
-def _of_arm(value: str, arm: str) -> str:
-    """Return what `VALUE` or `ARM=VALUE ARM=VALUE` means for an arm."""
-    named = dict(
-        part.split("=", 1)
-        for part in value.split(" ")
-        if "=" in part and "/" not in part.split("=", 1)[0]
-    )
-    return named.get(arm, value)
+def by_arm(value: str) -> dict[str, str]:
+    """Return what `VALUE` or `ARM=VALUE ARM=VALUE` means.
+
+    Args:
+        value: What the user wrote.
+
+    Returns:
+        The value of each arm; under "" that of all arms, where there is one for all.
+    """
+    found = [_NAMED.fullmatch(part) for part in value.split()]
+    if not found or not all(found):
+        return {"": value}
+    return {match[1]: match[2] for match in found if match is not None}
+
+
+def check_addresses(gate: Gate, value: str) -> None:
+    """Check that the arms of a gate have servers, before anything runs.
+
+    Args:
+        gate: The gate.
+        value: `--base-url`.
+
+    Raises:
+        UsageError: An arm is unknown, or has none.
+    """
+    addresses = by_arm(value)
+    for name in addresses:
+        if name and name not in gate.arms:
+            raise UsageError(
+                f"--base-url names the arm {show(name)}, which {gate.name} does not "
+                f"have{nearest(name, sorted(gate.arms))}",
+                kind="unknown-arm",
+            )
+    plan = gate.serving or gate.accuracy
+    missing = sorted(set(gate.arms) - set(addresses))
+    if "" not in addresses and missing and plan is not None and not plan.server:
+        raise UsageError(
+            f"--base-url names no server of the arm {missing[0]} of {gate.name}",
+            hint="like --base-url 'base=http://a:8000/v1 on=http://b:8000/v1'",
+        )

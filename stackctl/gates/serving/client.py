@@ -199,7 +199,8 @@ def check_base_url(text: str) -> str:
         host, _ = parts.hostname, parts.port
     except ValueError:
         host = None
-    if host is None or parts.scheme not in ("http", "https"):
+    plain = text.isprintable() and not any(map(str.isspace, text))
+    if host is None or not plain or parts.scheme not in ("http", "https"):
         raise UsageError(
             "--base-url needs an http or https URL",
             hint="give the address up to the version, like http://127.0.0.1:8000/v1",
