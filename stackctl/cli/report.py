@@ -8,6 +8,7 @@ import typer
 
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome
+from stackctl.errors import UsageError
 
 EXAMPLE = "Example: stackctl report --out build/report"
 
@@ -31,9 +32,16 @@ def register(app: typer.Typer) -> None:
         folder holds the page and the receipts that it links to; nothing in it needs a
         network. Judging needs `stackctl[gates]`.
         """
+        from stackctl.gates.receipt.model import FOLDER
         from stackctl.gates.report.collect import collect
         from stackctl.gates.report.write import write_report
 
+        shelf = session.project / FOLDER
+        if out.resolve().is_relative_to(shelf.resolve()):
+            raise UsageError(
+                f"{out} is inside {shelf}: the report's copies would be receipts too",
+                hint="name another folder with --out",
+            )
         found = collect(
             session.series,
             session.cache,

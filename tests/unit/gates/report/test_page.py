@@ -263,6 +263,14 @@ def test_another_page_is_not_overwritten(project: Project, tmp_path: Path) -> No
     assert (tmp_path / "notes.txt").read_text() == "kept"
 
 
+def test_copies_do_not_become_receipts(project: Project) -> None:
+    shelf = project.folder / "receipts"
+    before = sorted(shelf.rglob("*"))
+    done = report(project, shelf / "page")
+    assert done.code == 2 and "is inside" in done.json["error"]["message"]
+    assert sorted(shelf.rglob("*")) == before
+
+
 def test_a_folder_that_cannot_be_made_is_an_error(
     project: Project, tmp_path: Path
 ) -> None:
