@@ -96,6 +96,31 @@ def folder_tree(folder: Path) -> str:
     return (found or object_id(TREE, b"")).hex()
 
 
+def holds(folder: Path, tree: str) -> bool:
+    """Tell whether a folder holds exactly the files of a tree.
+
+    Empty folders, which no tree has and a unit may have left, are taken out: Python
+    would import them.
+
+    Args:
+        folder: The folder; it may be gone, or be something else by now.
+        tree: Hex id of the tree.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    try:
+        _remove_empty(folder)
+        return folder_tree(folder) == tree
+    except (InputError, OSError):  # a socket, a folder that nobody may read
+        return False
+
+
+def _remove_empty(folder: Path) -> None:
+    for place, _, files in os.walk(folder, topdown=False):
+        if not files and Path(place) != folder and not os.listdir(place):
+            os.rmdir(place)  # noqa: PTH106 - names may be any bytes
+
+
 def _tree_of(folder: bytes) -> bytes | None:
     entries: dict[bytes, Entry] = {}
     with os.scandir(folder) as items:
@@ -225,13 +250,13 @@ class ComposedTrees:
 
             target = self._cache.folder / "trees" / tree
             with self._cache.lock(f"tree-{tree}"):
-                if target.exists() and folder_tree(target) != tree:
+                if os.path.lexists(target) and not holds(target, tree):
                     self._progress.note(f"tree {tree[:12]} was changed; written again")
                     remove_folder(target)
                 if not target.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)
                     materialise(self._cache.store, TreeId(tree), target, self._progress)
-                    if folder_tree(target) != tree:
+                    if not holds(target, tree):
                         raise PinError(
                             f"{target} does not have the tree {tree} after writing it",
                             kind="tree-not-kept",
@@ -278,10 +303,16 @@ class ComposedTrees:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder; the name first, so that nobody meets half of it."""
+    """Remove what has a folder's name: the name first, so that nobody meets half."""
     doomed = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    try:
+        os.rename(folder, doomed)
+    except FileNotFoundError:
+        return  # somebody was faster
+    if doomed.is_symlink() or not doomed.is_dir():
+        doomed.unlink()
+    else:
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def is_test(path: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from stackctl.gates import arms as arms_
 from stackctl.gates import snapshot
-from stackctl.gates.arms import ArmFolder, Trees, folder_tree, lay_over
+from stackctl.gates.arms import ArmFolder, Trees, holds, lay_over
 from stackctl.gates.evidence import Arm, Slot, Unit
 from stackctl.gates.here import Here, fitting
 from stackctl.gates.kinds import Place
@@ -222,7 +222,7 @@ class Sites:
             for name, arm in arms.items():
                 if arm.tree is None:
                     continue
-                if folder_tree(self.trees.folder(arm.tree)) != arm.tree:
+                if not holds(self.trees.folder(arm.tree), arm.tree):
                     found.append(name)
                     self.trees.forget(arm.tree)
         return found

@@ -24,7 +24,7 @@ from stackctl import __version__
 from stackctl.compose.materialise import TreeSource, materialise, new_folder
 from stackctl.errors import InputError, PinError, UsageError
 from stackctl.fsutil import read_regular, write_atomic
-from stackctl.gates.arms import ComposedTrees, Found, folder_tree
+from stackctl.gates.arms import ComposedTrees, Found, folder_tree, holds, remove_folder
 from stackctl.gates.model import Gate
 from stackctl.gates.run import Engine
 from stackctl.git.objects import BLOB, object_id
@@ -315,9 +315,9 @@ class PackedTrees:
         """Return a folder with exactly the files of a tree, written and verified."""
         if tree not in self._folders:
             target = self._folder / "trees" / tree
-            if target.exists() and folder_tree(target) != tree:
+            if os.path.lexists(target) and not holds(target, tree):
                 self._progress.note(f"tree {tree[:12]} was changed; written again")
-                shutil.rmtree(target)
+                remove_folder(target)
             if not target.exists():
                 target.parent.mkdir(exist_ok=True)
                 materialise(self._store, TreeId(tree), target, self._progress)
@@ -336,7 +336,7 @@ class PackedTrees:
         """Throw away the folder of a tree, which is no longer what it was."""
         target = self._folders.pop(tree, None)
         if target is not None:
-            shutil.rmtree(target)
+            remove_folder(target)
 
     def tests_of(self, name: str) -> tuple[str, ...]:
         """Return the test files that a set adds or changes."""

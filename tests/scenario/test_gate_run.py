@@ -147,19 +147,49 @@ def test_what_a_script_does_decides_the_verdict(project, script, toml, code, wor
     assert processes_of(project.folder) == []
 
 
-def test_a_changed_tree_is_made_anew_for_the_next_gate(project):
-    add_gate(
-        project,
-        "spoils",
-        "(Path(arms['on']['tree']) / 'README.md').write_text('x')\nsay(cases(True))",
-    )
+SPOIL = """
+import shutil, socket
+tree = Path(arms["on"]["tree"])
+{what}
+say(cases(True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        ("(tree / 'README.md').write_text('x')", 9),
+        ("(tree / 'pkg/core.py').chmod(0o755)", 9),
+        ("os.mkfifo(tree / 'pkg/fifo')", 9),
+        ("os.chdir(tree); socket.socket(socket.AF_UNIX).bind('socket')", 9),
+        ("shutil.rmtree(tree)", 9),
+        ("shutil.rmtree(tree); tree.write_text('x')", 9),
+        ("shutil.move(tree, f'{tree}-x'); tree.symlink_to(f'{tree}-x')", 9),
+        ("shutil.move(tree / 'pkg', tree / 'x'); (tree / 'pkg').symlink_to('x')", 9),
+        # git knows no empty folder, and Python would import it.
+        ("(tree / 'pkg/empty/deep').mkdir(parents=True)", 0),
+    ],
+)
+def test_a_changed_tree_is_made_anew_for_the_next_gate(project, what, code):
+    add_gate(project, "spoils", SPOIL.format(what=what))
     add_gate(
         project,
         "reads",
-        "say(cases((Path(arms['on']['tree']) / 'README.md').read_text() != 'x'))",
+        "tree = Path(arms['on']['tree'])\n"
+        "names = sorted(p.relative_to(tree).as_posix() for p in tree.rglob('*'))\n"
+        "plain = not tree.is_symlink() and not (tree / 'pkg').is_symlink()\n"
+        "mode = (tree / 'pkg/core.py').stat().st_mode & 0o777\n"
+        "say({**cases(plain), 'notes': names, 'extra': {'mode': mode}})",
     )
-    assert gate(project, "spoils").code == 9
-    assert gate(project, "reads").code == 0
+    before = gate(project, "reads").json["receipt"]
+    assert gate(project, "spoils").code == code
+    after = gate(project, "reads")
+    assert after.code == 0, after.json
+    seen = [
+        read_json(project.folder / each)["predicate"]["units"][0]["answer"]
+        for each in (before, after.json["receipt"])
+    ]
+    assert seen[0] == seen[1]
 
 
 def test_no_variable_of_the_user_reaches_a_unit(project, tmp_path):

@@ -22,7 +22,7 @@ from typing import Any, Final
 from stackctl.cache import Cache
 from stackctl.compose.materialise import materialise
 from stackctl.errors import InternalError, PinError, StackctlError
-from stackctl.gates.arms import Found, folder_tree, remove_folder
+from stackctl.gates.arms import Found, folder_tree, holds, remove_folder
 from stackctl.gates.cluster.shim import keep_folder
 from stackctl.gates.evidence import Arm, Slot
 from stackctl.gates.here import Here, default_python
@@ -82,7 +82,7 @@ class NodeTrees:
             return True
         target = self._target(tree)
         with self._cache.lock(f"tree-{tree}"):
-            if target.exists() and folder_tree(target) != tree:
+            if os.path.lexists(target) and not holds(target, tree):
                 remove_folder(target)
             if target.exists():
                 self._known.add(tree)
