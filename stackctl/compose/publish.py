@@ -190,6 +190,9 @@ def _cannot_publish(repository: Path, what: str, error: GitCommandError) -> Inpu
     return InputError(
         f"{repository}: cannot write {what}: {reason}",
         kind="cannot-publish",
+        hint="something else wrote it meanwhile; look at it, and run the command again"
+        if "cannot lock ref" in reason
+        else None,
         where={"file": str(repository)},
     )
 
