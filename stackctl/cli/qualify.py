@@ -162,8 +162,9 @@ def _who(required: list[str], advisory: list[str]) -> str:
 
 def _receipt(facts: "Mapping[str, Any]") -> str:
     """Say of when and where a receipt is, and who vouches for it."""
-    day = (facts["started"] or "an unknown day")[:16].replace("T", " ")
-    return f"{day}, {facts['hardware']}, {facts['signature']}"
+    from stackctl.gates.receipt.words import when
+
+    return f"{when(facts['started'])}, {facts['hardware']}, {facts['signature']}"
 
 
 def _forecast(rows: list[dict[str, Any]]) -> list[str]:

@@ -4,7 +4,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -117,17 +117,22 @@ def _code(documents: Sequence[dict[str, Any]]) -> int:
 def _list_text(
     documents: Sequence[dict[str, Any]], shelf: "Shelf", word: str
 ) -> Iterable[str]:
+    from stackctl.gates.receipt.words import when
+
     if not documents:
         yield "no receipts; `stackctl gate run` writes them"
     else:
+        names = ["receipt", "gate", "verdict", "signature", "started", "hardware"]
         yield from table(
-            ["receipt", "gate", "verdict", "signature", word],
+            [*names, word],
             [
                 [
                     Path(each["file"]).name[:12],
                     each.get("gate", "-"),
                     each.get("verdict", "-"),
                     each.get("signature", "-"),
+                    when(each.get("started")) if "gate" in each else "-",
+                    each.get("hardware", "-"),
                     _word(each, word),
                 ]
                 for each in documents
@@ -153,6 +158,7 @@ def _word(document: dict[str, Any], word: str) -> str:
 
 def _summary(session: Session, receipt: "Receipt") -> dict[str, Any]:
     from stackctl.gates.receipt.signature import judge, parse_signers
+    from stackctl.gates.receipt.words import hardware
 
     signers = parse_signers(session.series.policy.receipt_signers, session.series.file)
     assert receipt.path is not None
@@ -161,6 +167,9 @@ def _summary(session: Session, receipt: "Receipt") -> dict[str, Any]:
         "gate": receipt.gate,
         "verdict": receipt.verdict,
         "signature": str(judge(receipt, signers, session.project)),
+        "sets": list(receipt.predicate.gate.set or ()),
+        "started": receipt.predicate.run.started,
+        "hardware": hardware(receipt.predicate.scope),
     }
 
 
@@ -200,6 +209,8 @@ class Part(NamedTuple):
 
 
 def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
+    from stackctl.gates.receipt.words import hardware, sides
+
     predicate = receipt.predicate
     bound, run, decision = predicate.bound, predicate.run, predicate.decision
     facts = [
@@ -209,6 +220,7 @@ def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
     ]
     if run.started:
         facts.append(["started", run.started])
+    facts.append(["hardware", hardware(predicate.scope)])
     if bound.base:
         facts.append(["base", f"{bound.base.identity}, tree {bound.base.tree[:12]}"])
     if bound.model:
@@ -239,7 +251,10 @@ def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
     claims = [claim for claim in decision.get("claims", ()) if isinstance(claim, dict)]
     if claims:
         header = ("claim", "verdict", "estimate", "interval", "asked", "pairs", "each")
-        parts.append(Part("claims", header, [_claim(claim) for claim in claims]))
+        better = sides(bound.claims)
+        parts.append(
+            Part("claims", header, [_claim(claim, better) for claim in claims])
+        )
     parts.append(_units(receipt))
     parts.append(
         Part(
@@ -260,8 +275,8 @@ def _asking(sets: Sequence[str] | None) -> str:
     return f", for the {'set' if len(sets) == 1 else 'sets'} {', '.join(sets)}"
 
 
-def _claim(claim: dict[str, Any]) -> list[str]:
-    from stackctl.gates.receipt.words import figure, interval, real
+def _claim(claim: dict[str, Any], better: Mapping[str, str]) -> list[str]:
+    from stackctl.gates.receipt.words import asked, figure, interval, real
 
     unit = str(claim.get("unit", ""))
     values = [value for value in claim.get("values") or () if real(value)]
@@ -271,7 +286,7 @@ def _claim(claim: dict[str, Any]) -> list[str]:
         str(claim.get("verdict")),
         figure(claim.get("estimate"), unit),
         interval(claim),
-        figure(claim.get("target"), unit),
+        asked(claim, better.get(name, "lower")),
         str(claim.get("pairs", "-")),
         spark(values, _bars()),
     ]
@@ -295,8 +310,13 @@ def _units(receipt: "Receipt") -> Part:
                 "; ".join(unit.problems),
             ]
         )
-    missing = len(slots) - len(rows)
-    title = "units" if not missing else f"units ({missing} of {len(slots)} did not run)"
+    title = "units"
+    if missing := len(slots) - len(rows):
+        decision = predicate.decision
+        look, looks = decision.get("look"), decision.get("looks")
+        title = f"units ({missing} of {len(slots)} did not run)"
+        if isinstance(look, int) and isinstance(looks, list) and look < len(looks):
+            title = f"units (decided at look {look} of {len(looks)})"
     header = ("unit", "block", "arms", "exit", "s", "load", "problems")
     return Part(title, header, rows)
 
@@ -461,11 +481,8 @@ def register(app: typer.Typer) -> None:
                 series_file=session.series.file,
             )
             documents.append(
-                {
-                    "file": _shown_path(session, item.path),
-                    "gate": item.receipt.gate,
-                    "verdict": item.receipt.verdict,
-                    "signature": str(result.signature),
+                _summary(session, item.receipt)
+                | {
                     "ok": result.ok,
                     "reasons": list(result.reasons),
                     "notes": list(result.notes),

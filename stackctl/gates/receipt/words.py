@@ -2,7 +2,7 @@
 """How figures of a decision are written for people."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from stackctl.model.canonical import canonical_json
@@ -37,7 +37,34 @@ def figure(value: float | None, unit: str) -> str:
         return f"{100 * value:+.3g} points"
     if unit == "times":
         return f"{value:.4g} times"
-    return f"{value:.6g}"
+    whole = float(value).is_integer() and abs(value) < 1e15
+    return f"{value:,.0f}" if whole else f"{value:.6g}"
+
+
+def asked(claim: Mapping[str, Any], better: str) -> str:
+    """Return what a claim asks for: the figure, and on which side of it.
+
+    Args:
+        claim: The judged claim.
+        better: Which figures are better, as the claim declares: `lower` or `higher`.
+    """
+    target = claim.get("target")
+    if not isinstance(target, (int, float)) or isinstance(target, bool):
+        return "-"
+    unit = str(claim.get("unit", ""))
+    # So many times as good: more is better, whatever the figures are.
+    side = "least" if better == "higher" or unit == "times" else "most"
+    return f"at {side} {figure(target, unit)}"
+
+
+def sides(claims: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return by name of a claim which figures are better, as they were declared."""
+    return {str(each.get("name")): str(each.get("better", "lower")) for each in claims}
+
+
+def when(started: str | None) -> str:
+    """Return when a run started, to the minute (UTC)."""
+    return started[:16].replace("T", " ") if started else "not recorded"
 
 
 def shown(value: object) -> str:

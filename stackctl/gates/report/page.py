@@ -7,7 +7,16 @@ from typing import Any, Final
 from stackctl import __version__
 from stackctl.gates.receipt.current import Judged
 from stackctl.gates.receipt.model import FOLDER, VERDICTS, Receipt
-from stackctl.gates.receipt.words import SYMBOLS, figure, interval, real
+from stackctl.gates.receipt.words import (
+    SYMBOLS,
+    asked,
+    figure,
+    hardware,
+    interval,
+    real,
+    sides,
+    when,
+)
 from stackctl.gates.report import picture
 from stackctl.gates.report.collect import GateAnswer, Report
 from stackctl.gates.report.html import Html, el, join, text
@@ -394,6 +403,7 @@ def _receipt(name: str, judged: Judged) -> Html:
         if isinstance(claim, dict)
     ]
     limits = receipt.predicate.limitations
+    better = sides(receipt.predicate.bound.claims)
     return join(
         [
             el("ul", join(said), class_="reasons"),
@@ -401,7 +411,12 @@ def _receipt(name: str, judged: Judged) -> Html:
                 "div",
                 join(
                     [
-                        _claim(f"p-{name}-{n}", claim, judged.counts)
+                        _claim(
+                            f"p-{name}-{n}",
+                            claim,
+                            judged.counts,
+                            better.get(str(claim.get("name")), "lower"),
+                        )
                         for n, claim in enumerate(claims)
                     ]
                 ),
@@ -415,7 +430,7 @@ def _receipt(name: str, judged: Judged) -> Html:
     )
 
 
-def _claim(name: str, claim: dict[str, Any], counts: bool) -> Html:
+def _claim(name: str, claim: dict[str, Any], counts: bool, better: str) -> Html:
     unit = str(claim.get("unit", ""))
     shown = picture.pairs(name, claim)
     arms = str(claim.get("arm", ""))
@@ -427,7 +442,7 @@ def _claim(name: str, claim: dict[str, Any], counts: bool) -> Html:
             figure(_real(claim.get("estimate")), unit),
         ),
         ("Interval", interval(claim)),
-        ("Asked for", figure(_real(claim.get("target")), unit)),
+        ("Asked for", asked(claim, better)),
         (_PAIRS.get(unit, "Pairs"), str(claim.get("pairs", "-"))),
         ("More pairs", str(claim.get("more_pairs") or "-")),
         ("Cell", str(claim.get("cell") or "")),
@@ -485,7 +500,7 @@ def _list(gate: GateAnswer) -> Html:
     items = []
     for each in gate.judged:
         receipt = each.receipt
-        started = receipt.predicate.run.started
+        predicate = receipt.predicate
         items.append(
             el(
                 "li",
@@ -499,7 +514,7 @@ def _list(gate: GateAnswer) -> Html:
                 badge(each.verdict, each.counts),
                 " ",
                 Html(" ".join(_state(each))),
-                f" {started}" if started else None,
+                f" {when(predicate.run.started)}, {hardware(predicate.scope)}",
             )
         )
     count = len(items)
