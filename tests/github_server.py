@@ -283,7 +283,9 @@ class FakeGitHub:
     def close(self, number: int) -> None:
         self.pulls[number].state = "closed"
 
-    def commit(self, branch: str, files: dict[str, str], message: str = "x\n") -> str:
+    def commit(
+        self, branch: str, files: dict[str, str | None], message: str = "x\n"
+    ) -> str:
         """Commit onto a branch as a person does in the browser; return the commit."""
         self.count += 1
         clone = Repo(self.folder / f"clone-{self.count}")

@@ -68,6 +68,7 @@ def _sets(stack: "Stack", seen: "Seen", plan: "Plan", done: "Done | None") -> li
                 "state": role,
                 "number": number if role in ("open", "landed") else None,
                 "url": url or None,
+                "opened": done is not None and name in done.opened,
                 "branch": plan.branches.get(name),
                 "base": plan.bases.get(name),
                 "commit": plan.heads.get(name),
@@ -82,9 +83,13 @@ def _sets(stack: "Stack", seen: "Seen", plan: "Plan", done: "Done | None") -> li
 
 
 def _document(
-    stack: "Stack", seen: "Seen", plan: "Plan", done: "Done | None"
+    stack: "Stack",
+    seen: "Seen",
+    plan: "Plan",
+    done: "Done | None",
+    more: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    notes = [*plan.notes, *(done.notes if done else ())]
+    notes = [*plan.notes, *more, *(done.notes if done else ())]
     return {
         "repo": stack.repo,
         "trunk": stack.trunk,
@@ -120,6 +125,10 @@ def _text(document: dict[str, Any], head: str) -> Iterable[str]:
         )
     for number, each in enumerate(document["plan"], 1):
         yield f"{number:3}. {each['words']}"
+    if document["done"]:
+        for each in document["sets"]:
+            if each["opened"]:
+                yield f"opened: {each['set']}: {each['url']}"
     for each in document["notes"]:
         place = f"{each['set']}: " if each["set"] else ""
         yield f"note: {place}{each['text']}"
@@ -149,10 +158,11 @@ def _run(session: Session, wish: "Wish", dry_run: bool, wait: float) -> Outcome:
     ) as desk:
         stack, seen = desk.look()
         plan = make_plan(stack, seen, wish)
+        taken = desk.taken_upstream(stack, seen) if wish.tidy else []
         done = None
         if not dry_run and not plan.blocked:
             done = apply_plan(desk, stack, seen, plan)
-    document = _document(stack, seen, plan, done)
+    document = _document(stack, seen, plan, done, taken)
     count = len(plan.actions)
     if plan.blocked:
         head, code = "nothing is done", ExitCode.CONFLICT
@@ -186,8 +196,9 @@ def register(group: typer.Typer) -> None:
             progress=session.progress,
         ) as desk:
             stack, seen = desk.look(checks=True)
+            taken = desk.taken_upstream(stack, seen)
         plan = make_plan(stack, seen, Wish(create=True, content=True, tidy=True))
-        document = _document(stack, seen, plan, None)
+        document = _document(stack, seen, plan, None, taken)
         if plan.blocked:
             head, code = "something is in the way", ExitCode.CONFLICT
         elif plan.actions:

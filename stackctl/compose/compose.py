@@ -31,6 +31,7 @@ from stackctl.progress import SILENT, Progress
 if TYPE_CHECKING:
     from stackctl.compose.resolutions import Resolutions
     from stackctl.git.apply import Workspace
+    from stackctl.git.command import HermeticGit
     from stackctl.git.patchtext.model import Patch
 
 RULES = 2
@@ -444,6 +445,16 @@ class Composer:
 
 
 def patch_ids(cache: Cache, commits: Sequence[str]) -> dict[str, str | None]:
+    """Return the stable patch id of each commit of the cache's store.
+
+    Args:
+        cache: Whose store holds the commits.
+        commits: Hex ids.
+    """
+    return patch_ids_in(cache.store.git, commits)
+
+
+def patch_ids_in(git: "HermeticGit", commits: Sequence[str]) -> dict[str, str | None]:
     """Return the stable patch id of each commit against its first parent.
 
     The id of `git patch-id --stable` over `git diff-tree -p --full-index --no-renames`.
@@ -451,14 +462,14 @@ def patch_ids(cache: Cache, commits: Sequence[str]) -> dict[str, str | None]:
     rules for binary files changed between versions.
 
     Args:
-        cache: Whose store holds the commits.
+        git: Runs where the commits are.
         commits: Hex ids.
     """
     from stackctl.git.patchtext.patchid import patch_id
 
     if not commits:
         return {}
-    text = cache.store.git.run(
+    text = git.run(
         "diff-tree",
         "--stdin",
         "--root",

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from hashlib import sha256
+from typing import Final
 
 from stackctl.base import ResolvedBase
 from stackctl.base.web import offline_error
@@ -35,6 +36,9 @@ from stackctl.github.token import find_token
 from stackctl.model.ids import CommitId
 from stackctl.model.series import PatchSet, Series
 from stackctl.progress import Progress
+
+MAX_UPSTREAM: Final = 1000
+"""Most commits of upstream that are searched for patches of the sets."""
 
 
 class Desk:
@@ -110,6 +114,44 @@ class Desk:
         }
         return stack, Seen(branches, pulls, heads)
 
+    def taken_upstream(self, stack: Stack, seen: Seen) -> list[tuple[str, str]]:
+        """Return notes on sets whose patches upstream has, by another way than theirs.
+
+        Args:
+            stack: What the series wants.
+            seen: What is there.
+        """
+        tip = seen.branches.get(stack.trunk)
+        if stack.seed or tip is None or tip == stack.start or not stack.layers:
+            return []
+        count = look.ahead(self.endpoint, stack.start, tip)
+        if count > MAX_UPSTREAM:
+            text = f"{stack.trunk} is {count} commits ahead of {stack.start}: "
+            return [("", f"{text}they are not searched for patches of the sets")]
+        self.remote.have([stack.start])
+        self.remote.fetch([tip])
+        known = self.remote.taken(stack.start, tip)
+        notes = []
+        for layer in stack.layers:
+            squashed = known.get(layer.patch_id or "-")
+            some = [known[each] for each in layer.patches if each in known]
+            if squashed is not None or len(some) == len(layer.patches):
+                commit = squashed or some[-1]
+                text = (
+                    f"all of it is in {stack.trunk}, as {commit}: already-in-base once "
+                    "the base is at that commit or a later one; make it superseded then"
+                )
+            elif some:
+                text = (
+                    f"{len(some)} of {len(layer.patches)} patches are in "
+                    f"{stack.trunk}, the last as {some[-1]}: take them out of the set "
+                    "once the base has them"
+                )
+            else:
+                continue
+            notes.append((layer.set, text))
+        return notes
+
     def _asked(self) -> list[PatchSet]:
         """Return the sets whose pull requests are looked for."""
         repo = self.settings.repo.lower()
@@ -164,52 +206,39 @@ class Desk:
         branches: Mapping[str, CommitId],
         pulls: Mapping[str, Sequence[PullRequest]],
     ) -> dict[str, Head]:
-        names = []
+        names: dict[str, str] = {}
         for layer in stack.layers:
-            names.append(carried_name(stack.prefix, layer.set))
             known = pulls.get(layer.set, ())
             pull = newest(known)
+            mine = [carried_name(stack.prefix, layer.set)]
             if pull is not None and pull.state == "open":
-                names.append(pull.head)
-            names += [
+                mine.append(pull.head)
+            mine += [
                 branch_name(stack.prefix, layer.set, number)
                 for number in range(1, len(known) + 2)
             ]
-        used = {each.head for known in pulls.values() for each in known}
-        opened = {
-            each.head
-            for known in pulls.values()
-            for each in known
-            if each.state == "open"
-        }
-        wanted = [
-            branches[name]
-            for name in dict.fromkeys(names)
-            if name in branches and (name in opened or name not in used)
-        ]
-        self.remote.fetch(wanted)
-        gone = [
-            each.sha
-            for known in pulls.values()
-            for each in known
-            if each.state == "merged" and each.sha not in self.remote.store
-        ]
+            names |= {name: layer.set for name in mine if name in branches}
+        every = [(name, pull) for name, known in pulls.items() for pull in known]
+        opened = {pull.head for _, pull in every if pull.state == "open"}
+        used = {pull.head for _, pull in every} - opened
+        wanted = {branches[name]: names[name] for name in names if name not in used}
+        self.remote.fetch(list(wanted))
         # Only needed to tell a rebase from a new content.
         with suppress(StackctlError):
-            self.remote.fetch(gone)
-        others: list[CommitId] = [
-            each.sha for known in pulls.values() for each in known
-        ]
-        others += [branches[name] for name in names if name in branches]
+            self.remote.fetch([p.sha for _, p in every if p.state == "merged"])
+        # What a branch may have been made on: anything of another set.
+        others = [(name, pull.sha) for name, pull in every]
+        others += [(names[name], branches[name]) for name in names]
         below: CommitId = stack.start
         for layer in stack.layers:
-            others.append(layer.below)
             below = layer.grown_on(below)[-1][0]
-            others.append(below)
+            others.append((layer.set, below))
         bases = list(dict.fromkeys((base.commit, stack.start)))
         return {
-            commit: self.remote.head(commit, bases, others)
-            for commit in dict.fromkeys(wanted)
+            commit: self.remote.head(
+                commit, bases, [each for name, each in others if name != owner]
+            )
+            for commit, owner in wanted.items()
         }
 
     def _complete(self, pull: PullRequest, checks: bool) -> PullRequest:

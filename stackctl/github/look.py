@@ -26,6 +26,8 @@ def branches(endpoint: Endpoint, prefix: str) -> dict[str, CommitId]:
     out = {}
     for each in found:
         name = str(each["ref"]).removeprefix("refs/heads/")
+        if not name.startswith(prefix):
+            continue
         out[name] = CommitId(each["object"]["sha"])
     return out
 
@@ -45,6 +47,18 @@ def contains(endpoint: Endpoint, commit: str, in_commit: str) -> bool:
     """
     found = endpoint.find(f"/compare/{commit}...{in_commit}", per_page=1)
     return found is not None and found.get("status") in ("ahead", "identical")
+
+
+def ahead(endpoint: Endpoint, commit: str, branch_or_commit: str) -> int:
+    """Return how many commits something has that a commit has not.
+
+    Args:
+        endpoint: The repository.
+        commit: The commit.
+        branch_or_commit: What is compared with it.
+    """
+    found = endpoint.find(f"/compare/{commit}...{branch_or_commit}", per_page=1)
+    return int(found.get("ahead_by") or 0) if found is not None else 0
 
 
 def pulls_of(

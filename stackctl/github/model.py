@@ -28,6 +28,7 @@ class Layer:
         below: The composed commit that it stands on.
         tree: Tree after it.
         patch_id: Patch id of all that it changes, None where that is nothing.
+        patches: Patch id of each of its commits.
         reviewers: Users and `org/team`s to ask.
         labels: Labels to put on.
         number: Pull request that series.toml names, None where it names none.
@@ -41,6 +42,7 @@ class Layer:
     below: CommitId
     tree: TreeId
     patch_id: str | None
+    patches: tuple[str, ...] = ()
     reviewers: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     number: int | None = None

@@ -227,7 +227,9 @@ class Edit:
     @property
     def words(self) -> str:
         """The action in plain words."""
-        name = f"#{self.number} ({self.set})" if self.number else f"that of {self.set}"
+        name = f"#{self.number} ({self.set})"
+        if self.number is None:
+            name = f"the new pull request of {self.set}"
         also = f", and the title {self.title!r}" if self.title is not None else ""
         return f"write the stack's table into {name}{also}"
 
@@ -657,7 +659,9 @@ class _Planner:
             return present
         exact = head.tree == layer.tree and start in head.contains
         reviewed = pull is not None and pull.reviewed
-        if exact and not (self.wish.rewrite and reviewed):
+        # Where nobody has looked, a branch also gets new messages of its commits.
+        kept = reviewed or head.foreign or not self.wish.content
+        if exact and kept and not (self.wish.rewrite and reviewed):
             if pull is not None and head.foreign:
                 self._note(
                     layer.set, f"{branch} has commits of others, with the same result"
@@ -894,6 +898,28 @@ class _Planner:
                     continue
                 why = f"#{pull.number} is {pull.state}, nothing is based on it"
                 out.append(Delete(name, pull.head, present, why))
+        return [*out, *self._leftovers(needed)]
+
+    def _leftovers(self, needed: set[str]) -> list[Action]:
+        """Return the deletions of branches without a pull request; name the rest."""
+        prefix = self.stack.prefix
+        known = {pull.head for pulls in self.seen.pulls.values() for pull in pulls}
+        out: list[Action] = []
+        for branch, present in self.seen.branches.items():
+            name = branch.removeprefix(prefix)
+            if not branch.startswith(prefix) or branch in needed | known:
+                continue
+            if name.startswith("base.") or branch == self.stack.trunk:
+                continue  # what landed there is nowhere else
+            if name.endswith(".carried"):
+                why = "nothing is based on it"
+                out.append(Delete(name.partition(".")[0], branch, present, why))
+            elif name not in self.roles:
+                self._note(
+                    "",
+                    f"{branch} belongs to no set of the series: close its pull request "
+                    "and delete it, or choose another `prefix`",
+                )
         return out
 
     def _kept_bases(self) -> set[str]:

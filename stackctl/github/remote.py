@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote, urlsplit
 
 from stackctl.base.pipconf import redact
+from stackctl.compose.compose import patch_ids_in
 from stackctl.errors import PinError, RemoteError, StackctlError
 from stackctl.git.command import HermeticGit
 from stackctl.git.merge import MergeSpace, read_commit
@@ -24,7 +25,7 @@ from stackctl.github.endpoint import Patience
 from stackctl.github.model import Head
 from stackctl.github.plan import Push
 from stackctl.github.token import RIGHTS, Token
-from stackctl.model.ids import CommitId, TreeId
+from stackctl.model.ids import CommitId
 from stackctl.scratch import scratch_folder
 
 USER: Final = "x-access-token"
@@ -159,16 +160,9 @@ class Remote:
         outside = [f"^{each}" for each in known]
         # A landing may contain what the branch was made on: only the base is left out.
         contains = set(git.text("rev-list", commit, *outside[:1]).split())
-        for each in known:
-            if not git.call("merge-base", "--is-ancestor", each, commit)[0]:
-                contains.add(each)
-        line = git.text("rev-list", "--first-parent", commit, *outside).split()
-        foreign = []
-        for oid in line:
-            facts = read_commit(self.store.commit(bytes.fromhex(oid)))
-            ours = facts.committer.startswith(COMMITTER + b" ")
-            if not ours and len(facts.parents) < 2:
-                foreign.append(oid)
+        for base in known:
+            if not git.call("merge-base", "--is-ancestor", base, commit)[0]:
+                contains.add(base)
         facts = read_commit(self.store.commit(bytes.fromhex(commit)))
         # What it was made on is the nearest of those that it contains.
         below: CommitId | None = None
@@ -181,6 +175,16 @@ class Remote:
             )
             if least < 0 or count < least:
                 below, least = other, count
+        # What is below is judged where it is.
+        if below is not None:
+            outside.append(f"^{below}")
+        line = git.text("rev-list", "--first-parent", commit, *outside).split()
+        foreign = []
+        for oid in line:
+            each = read_commit(self.store.commit(bytes.fromhex(oid)))
+            ours = each.committer.startswith(COMMITTER + b" ")
+            if not ours and len(each.parents) < 2:
+                foreign.append(oid)
         shown = None if below is None else self.change(below, commit)
         return Head(
             commit, facts.tree, frozenset(contains), tuple(foreign), shown, below
@@ -228,9 +232,22 @@ class Remote:
         )
         return patch_id(diff) if diff else None
 
-    def tree(self, commit: CommitId) -> TreeId:
-        """Return the tree of a commit that is here."""
-        return TreeId(self.store.commit_tree(commit))
+    def taken(self, start: CommitId, tip: CommitId) -> dict[str, CommitId]:
+        """Return the patch ids of a branch's commits, and the commits.
+
+        Args:
+            start: Where to begin; it is here.
+            tip: The branch's commit; it is here.
+        """
+        git = self.store.git
+        line = git.text("rev-list", "--first-parent", tip, f"^{start}").split()
+        found = patch_ids_in(git, line)
+        # The oldest of several is the one that took it.
+        return {
+            found[commit] or "": CommitId(commit)
+            for commit in line
+            if found[commit] is not None
+        }
 
     # -- writing
 

@@ -22,6 +22,9 @@ from stackctl.progress import Progress
 API: Final = "https://api.github.com"
 SERVER: Final = "https://github.com"
 
+MAX_TITLE: Final = 256
+"""Longest title that GitHub takes: characters."""
+
 Change: TypeAlias = Callable[[str, str], str | None]
 """Returns the patch id of all that is different between two commits."""
 
@@ -154,12 +157,14 @@ def compose_stack(
             )
         raise
     spans: dict[str, tuple[CommitId, CommitId, list[CommitId]]] = {}
+    ids: dict[str, list[str]] = {}
     below = start.commit
     for step in composition.steps:
         assert step.commit is not None
         first, _, commits = spans.setdefault(step.set, (below, below, []))
         if step.commit != below:
             commits.append(step.commit)
+            ids.setdefault(step.set, []).append(step.patch_id or "")
         spans[step.set] = (first, step.commit, commits)
         below = step.commit
     layers = []
@@ -177,7 +182,8 @@ def compose_stack(
             absent[item.name] = "changes nothing on this base"
             continue
         first, last, commits = span
-        layers.append(_layer(item, settings, cache.store, first, last, commits, change))
+        layer = _layer(item, settings, cache.store, first, last, commits, change)
+        layers.append(replace(layer, patches=tuple(ids[item.name])))
     seed = trunk != settings.base
     return Stack(
         name=series.name,
@@ -212,7 +218,7 @@ def _layer(
             number = pull.number
     return Layer(
         set=item.name,
-        title=item.title or item.name,
+        title=(item.title or item.name)[:MAX_TITLE],
         about=about_set(item),
         commits=raws,
         below=below,

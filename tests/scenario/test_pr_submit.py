@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from github_server import FakeGitHub
-from stacks import Team, core, three, words
+from stacks import ALPHA, BETA, Team, core, three, words
 
 
 @pytest.fixture
@@ -88,6 +88,21 @@ def test_unreviewed_branches_are_kept_clean(team: Team) -> None:
     assert "+TEN" in team.github.shown(1) and "+TEN" not in team.github.shown(2)
     assert team.call("submit")["plan"] == []
     assert all(each.comments == [] for each in team.github.pulls.values())
+
+
+def test_other_words_for_the_same_change(team: Team) -> None:
+    team.call("submit")
+    team.github.review(2)
+    for name, files in (("alpha", ALPHA[1]), ("beta", BETA[1])):
+        team.patch(name, (f"{name}: said better\n", files))
+    assert team.call("sync")["plan"] == []
+    team.call("submit")
+    said = [
+        team.github.git("log", "-1", "--format=%s", team.branch(name))
+        for name in ("alpha", "beta", "gamma")
+    ]
+    assert said == ["alpha: said better", "Update beta to the series", "gamma: words"]
+    assert team.call("submit")["plan"] == []
 
 
 def test_reviewed_commits_stay(team: Team) -> None:

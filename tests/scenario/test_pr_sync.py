@@ -4,8 +4,9 @@
 from pathlib import Path
 
 import pytest
-from github_server import FakeGitHub
-from stacks import Team, core, three
+from github_server import FakeGitHub, Pull
+from stacks import ALPHA, Team, core, three
+from support import Project
 
 
 @pytest.fixture
@@ -117,6 +118,23 @@ def test_branches_of_closed_ones_stay_unless_asked(team: Team) -> None:
     assert "stack/demo/beta" not in server.heads()
     assert server.pulls[3].state == "open"
     assert team.call("sync")["plan"] == []
+    # Once nothing is based on it, what carried the set goes too.
+    team.call("submit", "--again", "beta")
+    assert "stack/demo/beta.carried" in server.heads()
+    team.call("sync")
+    assert "stack/demo/beta.carried" not in server.heads()
+    assert [each.state for each in server.pulls.values()] == [
+        "open", "closed", "open", "open",
+    ]  # fmt: skip
+
+
+def test_a_set_that_left_the_series(team: Team) -> None:
+    server, text = team.github, team.text
+    a, b = text.index('[[set]]\nname = "gamma"'), text.index("[github]")
+    team.text = text[:a] + text[b:]
+    notes = [each["text"] for each in team.call("sync")["notes"]]
+    assert any("stack/demo/gamma belongs to no set" in each for each in notes)
+    assert "stack/demo/gamma" in server.heads() and server.pulls[3].state == "open"
 
 
 def test_a_branch_that_something_needs_stays(team: Team) -> None:
@@ -186,3 +204,97 @@ def test_what_landed_on_a_changed_upstream(team: Team) -> None:
     error = team.call("sync", code=5)["error"]
     assert error["where"]["set"] == "beta" and "move the base there" in error["hint"]
     assert server.heads() == heads
+
+
+def test_patches_that_upstream_took_by_another_way(
+    tmp_path: Path, server: FakeGitHub
+) -> None:
+    project = (
+        Project(tmp_path / "project")
+        .base()
+        .add(
+            "alpha",
+            ALPHA,
+            ("alpha: file\n", {"new": "new\n"}),
+            ("alpha: more\n", {"more": "more\n"}),
+        )
+        .add("beta", ("beta: words\n", {"README.md": "# Fork\n\nOther.\n"}))
+        .save()
+    )
+    team = Team(project, server)
+    team.call("submit")
+    assert team.call("status")["notes"] == []
+    server.commit("main", {"upstream": "own\n"})
+    took = server.commit("main", {"new": "new\n"}, "Take a file\n")
+    server.commit("main", {"README.md": "# Fork\n\nOther.\n"})
+    for command in ("status", "sync"):
+        notes = {e["set"]: e["text"] for e in team.call(command)["notes"]}
+        assert f"1 of 3 patches are in main, the last as {took}" in notes["alpha"]
+        assert "all of it is in main" in notes["beta"]
+    # All patches of alpha in one commit, like a squash by hand.
+    server.commit("main", {"new": None, "upstream": None})
+    squashed = server.commit(
+        "main", {"pkg/core.py": core(_10="ten"), "new": "new\n", "more": "more\n"}
+    )
+    notes = {e["set"]: e["text"] for e in team.call("sync")["notes"]}
+    assert f"all of it is in main, as {squashed}" in notes["alpha"]
+
+
+def test_sets_that_are_reviewed_elsewhere_are_carried(
+    tmp_path: Path, server: FakeGitHub
+) -> None:
+    project = three(tmp_path / "project")
+    repo = project.repo
+    repo.git("checkout", "-q", "--detach", project.base_commit)
+    head = repo.commit("pinned: one\n", {"pinned": "1\n"})
+    repo.git("update-ref", "refs/pull/7/head", head)
+    pinned = (
+        f'[[set]]\nname = "pinned"\npull = {{ repo = "up/stream", number = 7, '
+        f'head = "{head}", url = "{repo.path}" }}\n'
+    )
+    project.sets.insert(1, pinned)
+    project.sets[2] += 'pull = { repo = "o/other", number = 3 }\n'
+    team = Team(project.save(), server)
+    done = team.call("submit")
+    assert [each.head for each in server.pulls.values()] == [
+        "stack/demo/alpha", "stack/demo/gamma",
+    ]  # fmt: skip
+    assert server.pulls[2].base == "stack/demo/beta.carried"
+    assert "pinned" not in server.shown(2) and "forty" not in server.shown(2)
+    assert "reviewed in up/stream#7" in server.pulls[1].body
+    states = {each["set"]: each["state"] for each in done["sets"]}
+    assert states["pinned"] == states["beta"] == "carried"
+    assert team.call("submit")["plan"] == [] and team.call("sync")["plan"] == []
+    server.pulls[1].draft = False
+    server.merge(1)
+    team.call("sync")
+    assert server.pulls[2].base == "stack/demo/beta.carried"
+    assert team.call("sync")["plan"] == []
+
+
+def test_a_pull_request_that_somebody_opened_by_hand(
+    tmp_path: Path, server: FakeGitHub
+) -> None:
+    project = three(tmp_path / "project")
+    team = Team(project, server)
+    server.seed(project.repo, project.tips["alpha"], "my-work")
+    server.pulls[1] = Pull(
+        1, "Mine", "I did this.", "my-work", "main", project.tips["alpha"], "ada"
+    )
+    team.text = team.text.replace(
+        'name = "alpha"\n', 'name = "alpha"\npull = { repo = "o/r", number = 1 }\n'
+    )
+    team.call("submit")
+    pull = server.pulls[1]
+    # The same result: nothing is pushed over it.
+    assert (pull.head, pull.sha, pull.title) == (
+        "my-work", project.tips["alpha"], "Mine",
+    )  # fmt: skip
+    assert pull.body.startswith("I did this.\n\n<!-- stackctl:begin")
+    assert server.pulls[2].base == "my-work"
+    assert team.call("submit")["plan"] == []
+    pull.draft = False
+    server.merge(1)
+    team.call("sync")
+    assert server.pulls[2].base == "main" and "my-work" in server.heads()
+    assert team.call("sync")["plan"] == []

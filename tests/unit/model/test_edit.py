@@ -16,9 +16,11 @@ from stackctl.model.edit import (
     edit_series,
     render_series,
     set_base,
+    set_disposition,
     set_draft,
     set_key,
     set_pin,
+    set_pull,
     set_values,
     toml_value,
 )
@@ -265,3 +267,25 @@ def test_values_of_other_types_are_refused() -> None:
         toml_value(1.5)
     assert toml_value({}) == "{}"
     assert tomllib.loads(f"a = {toml_value(chr(127) + chr(0))}") == {"a": "\x7f\x00"}
+
+
+def test_pull_and_disposition_touch_nothing_else() -> None:
+    text = (
+        '# top\nschema = 1\nname = "s"\n\n[base]\npath = "b"\n\n'
+        '[[set]]\nname = "one"   # first\npatches = "p"\n\n# about two\n'
+        '[[set]]\nname = "two"\npatches = "q"\n'
+        'pull = { repo = "O/R", number = 3, head = "' + "a" * 40 + '" } # here\n'
+    )
+    new = set_pull(text, file=FILE, name="one", repo="o/r", number=7)
+    line = 'pull = { repo = "o/r", number = 7 }\n'
+    assert new == text.replace('patches = "p"\n', f'patches = "p"\n{line}')
+    assert set_pull(new, file=FILE, name="one", repo="o/r", number=7) == new
+    # What else a pull says stays.
+    moved = set_pull(text, file=FILE, name="two", repo="o/r", number=9)
+    assert moved == text.replace('"O/R", number = 3', '"o/r", number = 9')
+    gone = set_disposition(
+        new, file=FILE, name="two", disposition="superseded", why='has "it"'
+    )
+    assert gone.startswith(new.rstrip("\n"))
+    assert gone.endswith('disposition = "superseded"\nwhy = "has \\"it\\""\n')
+    assert parse_series(gone, file=FILE).find("two").disposition == "superseded"
