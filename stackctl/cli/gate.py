@@ -346,7 +346,11 @@ def register(app: typer.Typer) -> None:
             documents[0]["shipped"] = shipped
         return Outcome(
             documents[0] if len(documents) == 1 else documents,
-            lambda: [line for each in outcomes for line in _report(each, project)],
+            lambda: [
+                line
+                for each in outcomes
+                for line in (*_report(each, project), *_elsewhere(each, pack))
+            ],
             verdict_code(outcome.verdict for outcome in outcomes),
         )
 
@@ -492,7 +496,7 @@ def _trees(session: Session, pack: Path | None) -> "tuple[Path, StoredTrees]":
 
 
 def _report(outcome: "running.Outcome", project: Path) -> list[str]:
-    lines = [f"{outcome.gate}: {outcome.verdict or 'not decided'}"]
+    lines = [f"{outcome.gate}: {outcome.verdict or 'not decided'}{_extent(outcome)}"]
     lines += [f"  {reason}" for reason in outcome.reasons]
     lines += [f"  {text}" for text in outcome.problems if text not in outcome.reasons]
     lines += [f"  (limitation) {text}" for text in outcome.limitations]
@@ -505,3 +509,20 @@ def _report(outcome: "running.Outcome", project: Path) -> list[str]:
         if document[name]:
             lines.append(f"  {name}: {document[name]}")
     return lines
+
+
+def _extent(outcome: "running.Outcome") -> str:
+    """Say how much was run, and how long it took."""
+    if outcome.folder is None or not outcome.ns or outcome.evidence is None:
+        return ""
+    count = len(outcome.evidence.units)
+    units = f"{count} unit" if count == 1 else f"{count} units"
+    before = f", {outcome.resumed} of them before" if outcome.resumed else ""
+    return f" ({units}{before}, {outcome.ns / 1e9:.0f} s)"
+
+
+def _elsewhere(outcome: "running.Outcome", pack: Path | None) -> list[str]:
+    """Say how a gate that cannot run here is run on a machine that has all."""
+    if outcome.folder is not None or outcome.verdict != "not-tested" or pack:
+        return []
+    return [f"  for another machine: stackctl gate pack {outcome.gate} --out DIR --lib"]

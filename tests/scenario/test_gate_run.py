@@ -4,6 +4,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import tarfile
@@ -537,3 +538,18 @@ def test_a_receipt_names_the_sets_that_asked(project):
     shown = run("receipt", "show", "two", cwd=project.folder).out
     assert "for the sets gamma, alpha" in shown
     assert run("receipt", "verify", cwd=project.folder).code == 0
+
+
+def test_what_a_person_reads(project):
+    add_gate(project, "good", "say(cases(True))", "units = 2\n")
+    add_gate(project, "absent", "say(cases(True))", '[needs]\ncommands = ["nothing-"]')
+    done = run("gate", "run", "good", "absent", cwd=project.folder)
+    assert done.code == 8
+    first, *rest = done.out.splitlines()
+    assert re.fullmatch(r"good: qualified \(2 units, [0-9]+ s\)", first)
+    assert any(line.startswith("  receipt: receipts/good/") for line in rest)
+    at = rest.index("absent: not-tested")
+    assert rest[at + 1 :] == [
+        "  the program nothing- is not on the path",
+        "  for another machine: stackctl gate pack absent --out DIR --lib",
+    ]
