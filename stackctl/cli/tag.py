@@ -57,7 +57,9 @@ def _cut_text(done: "Cut", into: Path | None) -> Iterable[str]:
         pushed = " ".join(shlex.quote(f"{ref}:{ref}") for ref in refs)
         yield f"push it with    git -C {where} push --atomic REMOTE {pushed}"
     elif done.missing and not done.forced:
-        yield f"not cut: {len(done.missing)} of {len(done.checks)} checks do not hold"
+        count = len(done.missing)
+        do = "does" if count == 1 else "do"
+        yield f"not cut: {count} of {len(done.checks)} checks {do} not hold"
     else:
         yield "nothing is written (--dry-run)"
 

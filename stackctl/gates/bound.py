@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files that a gate's answer depends on: bound when it runs, compared later."""
 
+import hashlib
 from pathlib import Path
 from typing import Final
 
@@ -8,9 +9,15 @@ import stackctl
 from stackctl.errors import InputError
 from stackctl.fsutil import sha256_of_file
 from stackctl.gates.model import FOLDER, SCRIPTED, Gate
+from stackctl.model.canonical import canonical_json
+from stackctl.model.fields import write_record
+from stackctl.model.series import FILE_NAME, load_series
 
 PROGRAM: Final = "stackctl/"
 """Start of the names of the program's own files."""
+
+IMAGES: Final = "generated:images"
+"""Stands for the images that the series names, in the place of a path."""
 
 
 def bound_files(project: Path, gate: Gate) -> dict[str, tuple[str, str]]:
@@ -50,12 +57,27 @@ def bound_files(project: Path, gate: Gate) -> dict[str, tuple[str, str]]:
         _inside(path, project): (role, sha256_of_file(path))
         for path, role in roles.items()
     }
+    if gate.kind == "image" and (gate.image is None or gate.image.ref is None):
+        found[IMAGES] = ("script", images_sha256(project))
     if gate.kind not in SCRIPTED:
         top = Path(stackctl.__file__).parents[1]
         for path in _modules(top / "stackctl" / "gates" / gate.kind):
             name = path.relative_to(top).as_posix()
             found[name] = ("code", sha256_of_file(path))
     return dict(sorted(found.items()))
+
+
+def images_sha256(project: Path) -> str:
+    """Return the SHA-256 of what a series says of its images, as canonical JSON.
+
+    A gate that verifies "the images of the series" asks something else when these do.
+
+    Raises:
+        InputError: There is no series, or it is bad.
+    """
+    images = load_series(project / FILE_NAME).images
+    document = [write_record(image) for image in images]
+    return hashlib.sha256(canonical_json(document)).hexdigest()
 
 
 def _modules(folder: Path) -> list[Path]:

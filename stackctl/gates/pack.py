@@ -162,7 +162,7 @@ def project_files(engine: Engine, gates: Sequence[Gate]) -> dict[str, bytes]:
     wanted: dict[str, None] = {}
     for gate in gates:
         for item in engine.files(gate):
-            if item["role"] != "prompts" and not item["path"].startswith("stackctl/"):
+            if not item["path"].startswith(("stackctl/", "generated:")):
                 wanted[item["path"]] = None
     for name in (SERIES_FILE, LOCK_FILE):
         if (engine.project / name).is_file():

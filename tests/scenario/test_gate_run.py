@@ -515,6 +515,18 @@ def test_the_receipt_of_an_image_names_its_digest(tmp_path, of):
     assert held["predicate"]["bound"]["image"] == image.manifest
     digest = image.manifest.removeprefix("sha256:")
     assert {"name": "image", "digest": {"sha256": digest}} in held["subject"]
+    fresh = run("receipt", "stale", "--json", cwd=project.folder)
+    assert fresh.code == 0, fresh.out
+    # Another image of the series: it matters where that is what was verified.
+    series = project.folder / "series.toml"
+    text = series.read_text()
+    other = text.replace(":latest", "@sha256:" + "0" * 64)
+    series.write_text(f'{text}\n[[image]]\nref = "{ref}x"\nroots = [{root}]\n')
+    if of == "series":
+        series.write_text(other)
+    found = run("receipt", "stale", "--json", cwd=project.folder)
+    assert found.code == (1 if of == "series" else 0), found.out
+    assert ("generated:images" in found.out) == (of == "series")
 
 
 def test_a_receipt_names_the_sets_that_asked(project):

@@ -15,6 +15,7 @@ import stackctl
 from stackctl.errors import InputError, StackctlError, UsageError
 from stackctl.fsutil import read_regular
 from stackctl.gates.arms import ComposedTrees, Found
+from stackctl.gates.bound import IMAGES, images_sha256
 from stackctl.gates.model import Gate
 from stackctl.gates.receipt.allow import REMOVED, Filter
 from stackctl.gates.receipt.model import BoundFile, Receipt
@@ -112,6 +113,11 @@ class ProjectState:
         return self._digests[file.path]
 
     def _read(self, name: str) -> str | None:
+        if name == IMAGES:
+            try:
+                return images_sha256(self.project)
+            except InputError:
+                return None
         # The program's own files are those that would run now.
         own = name.startswith("stackctl/")
         root = Path(stackctl.__file__).parents[1] if own else self.project
@@ -192,7 +198,7 @@ def _base(receipt: Receipt, state: ProjectState) -> list[str]:
 def _files(receipt: Receipt, state: ProjectState) -> list[str]:
     said = []
     for file in receipt.predicate.bound.files:
-        if file.path.startswith(_GENERATED):
+        if file.path.startswith(_GENERATED) and file.path != IMAGES:
             continue  # they follow from the gate's file and from code, which are here
         now = state.sha256(file)
         if now is None:
