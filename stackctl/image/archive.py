@@ -21,7 +21,14 @@ from typing import BinaryIO, Protocol
 
 from stackctl.errors import StackctlError, UsageError
 from stackctl.image import documents
-from stackctl.image.blobs import CHUNK, compression, decompress, read_small, verified
+from stackctl.image.blobs import (
+    CHUNK,
+    ahead,
+    compression,
+    decompress,
+    read_small,
+    verified,
+)
 from stackctl.image.errors import (
     AmbiguousImageError,
     DigestError,
@@ -441,7 +448,7 @@ def _layer(archive: Archive, name: str, diff_id: str) -> Layer:
         chunks = archive.open(name)
         if digest is None:
             return chunks
-        return verified(chunks, digest, None, f"layer {name}")
+        return ahead(verified(chunks, digest, None, f"layer {name}"))
 
     return Layer(digest, diff_id, None, "", open_layer, archive.scan(name))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verified bytes: digests, decompression, and hashing beside the reader.
+"""Verified bytes: digests, decompression, and reading ahead of who parses.
 
 A blob is an iterator of chunks. `verified` hashes what passes and compares at the end,
 so nobody may act on what a blob says before it is read to its end.
@@ -20,6 +20,8 @@ from stackctl.image.limits import MIB, Limits
 
 #: Size of the pieces that pass through the reader, in bytes.
 CHUNK = MIB
+#: Stored bytes below which threads cost more than they give.
+SMALL = 512 * 1024
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -123,51 +125,20 @@ class Pump(Generic[_T]):
             self._thread.join(0.01)
 
 
-class Hasher:
-    """A digest computed in a thread of its own.
-
-    OpenSSL releases the interpreter lock, so the digest of one chunk is computed while
-    the next is decompressed.
+def ahead(items: Iterator[_T]) -> Iterator[_T]:
+    """Yield what an iterator yields, which runs in a thread of its own meanwhile.
 
     Args:
-        algorithm: Name of the hash.
-        threaded: False computes in place; better for small inputs.
+        items: The iterator; it is closed when this one is.
     """
-
-    def __init__(self, algorithm: str = "sha256", *, threaded: bool = True) -> None:
-        self._hash = hashlib.new(algorithm)
-        self.algorithm = algorithm
-        self.size = 0
-        self._todo: Handoff[bytes | None] | None = None
-        if threaded:
-            self._todo = Handoff()
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        assert self._todo is not None
-        while (chunk := self._todo.get()) is not None:
-            self._hash.update(chunk)
-
-    def update(self, chunk: bytes) -> None:
-        """Take the next chunk."""
-        self.size += len(chunk)
-        if self._todo is None:
-            self._hash.update(chunk)
-        else:
-            self._todo.put(chunk)
-
-    def close(self) -> None:
-        """Stop the thread; the digest is complete afterwards."""
-        if self._todo is not None:
-            self._todo.put(None)
-            self._thread.join()
-            self._todo = None
-
-    def digest(self) -> str:
-        """Return `algorithm:hex` of everything that was taken."""
-        self.close()
-        return f"{self.algorithm}:{self._hash.hexdigest()}"
+    pump = Pump(items)
+    try:
+        yield from pump
+    finally:
+        pump.stop()
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
 
 
 def verified(
@@ -175,8 +146,6 @@ def verified(
     digest: str,
     size: int | None,
     what: str,
-    *,
-    threaded: bool = True,
 ) -> Iterator[bytes]:
     """Yield `chunks` and check their digest and size at the end.
 
@@ -185,35 +154,34 @@ def verified(
         digest: What it must hash to.
         size: How long it must be, in bytes, if that is known.
         what: What to call it in an error.
-        threaded: Whether to hash in a thread of its own.
 
     Raises:
         DigestError: It is longer or shorter, or hashes to something else.
     """
-    hasher = Hasher(digest.partition(":")[0], threaded=threaded)
-    try:
-        for chunk in chunks:
-            if size is not None and hasher.size + len(chunk) > size:
-                raise DigestError(
-                    f"{what} is longer than the {size} bytes its descriptor states",
-                    kind="size-mismatch",
-                    hint="the image was damaged or tampered with: get it again",
-                    where={"digest": digest, "expected_size": size},
-                )
-            hasher.update(chunk)
-            yield chunk
-        actual = hasher.digest()
-    finally:
-        hasher.close()
-    if size is not None and hasher.size != size:
+    algorithm = digest.partition(":")[0]
+    hasher = hashlib.new(algorithm)
+    got = 0
+    for chunk in chunks:
+        got += len(chunk)
+        if size is not None and got > size:
+            raise DigestError(
+                f"{what} is longer than the {size} bytes its descriptor states",
+                kind="size-mismatch",
+                hint="the image was damaged or tampered with: get it again",
+                where={"digest": digest, "expected_size": size},
+            )
+        hasher.update(chunk)
+        yield chunk
+    actual = f"{algorithm}:{hasher.hexdigest()}"
+    if size is not None and got != size:
         raise DigestError(
-            f"{what} has {hasher.size} bytes, its descriptor states {size}",
+            f"{what} has {got} bytes, its descriptor states {size}",
             kind="size-mismatch",
             hint="the image was damaged or tampered with: get it again",
             where={
                 "digest": digest,
                 "expected_size": size,
-                "actual_size": hasher.size,
+                "actual_size": got,
             },
         )
     if actual != digest:

@@ -6,9 +6,9 @@ mean: which file a name stands for is only known when all layers are known, and 
 link may give a file outside of every root a name inside one. So every regular file is
 hashed as a git blob while it passes, and nothing but small files of interest is kept.
 
-The digest of the stored bytes, decompression, and the digest of what comes out of it
-with the parser run in a thread each; all three spend their time in C code that releases
-the interpreter lock.
+Reading with the digest of the stored bytes, decompression, and parsing with the digest
+of what is parsed run in a thread each; all three spend their time in C code that
+releases the interpreter lock.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from stackctl.image.blobs import Hasher, Pump, decompress
+from stackctl.image.blobs import SMALL, Pump, decompress
 from stackctl.image.errors import AmbiguousImageError, ImageFormatError, LimitError
 from stackctl.image.limits import Limits
 from stackctl.image.tar import ByteStream, Chunk, TarEntry, TarReader
@@ -28,8 +28,6 @@ MAX_NAME = 255
 MAX_PATH = 4095
 #: Files up to this size, in bytes, are read in one piece.
 _AT_ONCE = 256 * 1024
-#: Stored bytes below which threads cost more than they give.
-_SMALL = 512 * 1024
 #: Bytes of one block that is never touched; see `scan_layer`.
 _LARGE = 16 * 1024 * 1024
 #: Files that are kept whole because they can decide what Python runs.
@@ -244,14 +242,12 @@ def scan_layer(
         LimitError: It passes a limit.
     """
     scan = LayerScan([])
-    threaded = size_hint is None or size_hint > _SMALL
+    threaded = size_hint is None or size_hint > SMALL
 
     def note(kind: str) -> None:
         scan.compression = kind
 
-    # Here and not in a thread of its own: what was hashed is in the cache when it is
-    # parsed, and two cores have enough to do with decompressing and the stored digest.
-    hasher = Hasher(threaded=False)
+    hasher = hashlib.sha256()
     if threaded:
         # glibc gives freed memory back as soon as more lies idle than twice the largest
         # block it has seen, and a chunk that is new to the process is zeroed page by
@@ -264,8 +260,11 @@ def scan_layer(
             yield chunk
 
     def hashed(parts: Iterator[bytes]) -> Iterator[bytes]:
+        # Not in a thread of its own: what was hashed is in the cache when it is parsed,
+        # and two cores have enough to do with what the other threads do.
         for chunk in parts:
             hasher.update(chunk)
+            scan.size += len(chunk)
             yield chunk
 
     # A chain has no `close`, so that the generators above cannot end the blob's.
@@ -287,8 +286,7 @@ def scan_layer(
         finally:
             if pump is not None:
                 pump.stop()
-        scan.diff_id = hasher.digest()
-        scan.size = hasher.size
+        scan.diff_id = f"sha256:{hasher.hexdigest()}"
     except BaseException:
         # Ends what a half-read blob has open: a connection, the thread of its digest.
         close = getattr(blob, "close", None)

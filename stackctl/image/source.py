@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from stackctl.image import documents
-from stackctl.image.blobs import check_digest, read_small, verified
+from stackctl.image.blobs import SMALL, ahead, check_digest, read_small, verified
 from stackctl.image.errors import (
     AmbiguousImageError,
     DigestError,
@@ -253,7 +253,6 @@ class Resolver:
             descriptor.digest,
             descriptor.size,
             what,
-            threaded=False,
         )
         return read_small(chunks, self._limits.manifest, what)
 
@@ -363,7 +362,6 @@ class Resolver:
             descriptor.digest,
             descriptor.size,
             name,
-            threaded=False,
         )
         data = read_small(chunks, self._limits.config, name)
         return parse_config(data, name), descriptor.digest
@@ -419,13 +417,14 @@ class Resolver:
         scan = finished(descriptor) if finished is not None else None
 
         def open_layer() -> Iterator[bytes]:
-            return verified(
+            chunks = verified(
                 store.blob(descriptor),
                 descriptor.digest,
                 descriptor.size,
                 f"layer {descriptor.digest}",
-                threaded=descriptor.size is None or descriptor.size > 1 << 19,
             )
+            size = descriptor.size
+            return ahead(chunks) if size is None or size > SMALL else chunks
 
         return Layer(
             descriptor.digest, diff_id, descriptor.size, kind, open_layer, scan
