@@ -401,7 +401,7 @@ def lay_over(site: Path, files: Path, tracked: frozenset[bytes], target: Path) -
         if path not in tracked and b"/__pycache__/" not in path:
             _parents(made, path)
             os.symlink(source + b"/" + path, made + b"/" + path)
-    for path in files_below(own, package):
+    for path in files_below(own, package) if (files / PACKAGE).is_dir() else ():
         _parents(made, path)
         place = made + b"/" + path
         if os.path.lexists(place):  # generated in the site, tracked in the arm

@@ -152,3 +152,13 @@ def test_a_site_lies_under_the_arms_files(tmp_path):
 def test_a_folder_without_the_package_is_no_site(tmp_path):
     with pytest.raises(UsageError, match="holds no folder `vllm`"):
         lay_over(tmp_path, tmp_path, frozenset(), tmp_path / "arm")
+
+
+def test_a_tree_without_the_package_leaves_what_only_the_site_has(tmp_path):
+    site, files = tmp_path / "site", tmp_path / "files"
+    (site / "vllm").mkdir(parents=True)
+    files.mkdir()
+    (site / "vllm/gone.py").write_text("of the base")
+    (site / "vllm/_C.abi3.so").write_text("compiled")
+    lay_over(site, files, frozenset({b"vllm/gone.py"}), tmp_path / "arm")
+    assert [path.name for path in (tmp_path / "arm/vllm").iterdir()] == ["_C.abi3.so"]
