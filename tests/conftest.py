@@ -89,4 +89,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGitH
     with github(tmp_path / "github") as found:
         for name, value in found.env.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield found

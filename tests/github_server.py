@@ -128,6 +128,7 @@ class FakeGitHub:
         self.login = "ada"
         self.collaborators = {"ada", "bob", "cyd"}
         self.teams = {"core"}
+        self.members = {"cyd": "core"}
         self.known_labels: set[str] = {"bug"}
         self.checks: dict[str, list[tuple[str, str]]] = {}
         self.statuses: dict[str, str] = {}
@@ -249,6 +250,8 @@ class FakeGitHub:
         pull = self.pulls[number]
         if who in pull.asked:
             pull.asked.remove(who)
+        if self.members.get(who) in pull.teams:
+            pull.teams.remove(self.members[who])
         self.count += 1
         pull.reviews.append(
             {"id": self.count, "who": who, "state": state, "sha": pull.sha}
@@ -965,12 +968,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            data = b""
+            data = bytearray()
             while size := int(self.rfile.readline().split(b";")[0], 16):
                 data += self.rfile.read(size)
                 self.rfile.readline()
             self.rfile.readline()
-            return data
+            return bytes(data)
         return self.rfile.read(int(self.headers.get("Content-Length", "0")))
 
     def _handle(self) -> None:

@@ -226,8 +226,9 @@ class Desk:
         # Only needed to tell a rebase from a new content.
         with suppress(StackctlError):
             self.remote.fetch([p.sha for _, p in every if p.state == "merged"])
-        # What a branch may have been made on: anything of another set.
+        # What a branch may have been made on: anything of another set, any landing.
         others = [(name, pull.sha) for name, pull in every]
+        others += [("", pull.landed) for _, pull in every if pull.landed is not None]
         others += [(names[name], branches[name]) for name in names]
         below: CommitId = stack.start
         for layer in stack.layers:

@@ -358,6 +358,9 @@ class Endpoint:
         except (requests.exceptions.RequestException, OSError):
             self.close()
             return None
+        except (RuntimeError, ValueError) as error:
+            # PyGithub: a redirect to another host, a header that is no number.
+            raise self._bad_answer(_short(url)) from error
         return status, {k.lower(): str(v) for k, v in answered.items()}, text
 
     # -- answers

@@ -813,9 +813,12 @@ class _Planner:
             elif pull.title != layer.title:
                 self._note(name, f"#{pull.number} has a title of its own, which stays")
             self._wishes(layer, pull)
-        for name in self.wish.ready:
+        for name in sorted(self.wish.ready):
             if self.roles.get(name) not in ("open", "new"):
                 self._note(name, "has no open pull request to be made ready")
+        for name in sorted(self.wish.again):
+            if self.roles.get(name) != "new":
+                self._note(name, "gets no new pull request: it is open, or has landed")
 
     def _numbers(self) -> dict[str, int]:
         out = {}
@@ -840,6 +843,9 @@ class _Planner:
         if pull is not None:
             people = (*pull.asked, *pull.reviews, pull.author)
             known = {each.lower() for each in people}
+            # A team is not named any more once one of it has reviewed.
+            if pull.reviews:
+                known |= {each.lower() for each in layer.reviewers if "/" in each}
         who = tuple(each for each in layer.reviewers if each.lower() not in known)
         if pull is not None and pull.author.lower() in {
             each.lower() for each in layer.reviewers

@@ -340,3 +340,42 @@ def test_settings_that_do_not_fit(team: Team, tmp_path: Path) -> None:
     done = team.call("submit", code=5)
     assert done["blocked"][0]["kind"] == "no-base-branch"
     assert team.github.pulls == {}
+
+
+def test_the_users_own_git_has_no_say(
+    team: Team, hostile: Path, tmp_path: Path
+) -> None:
+    with (hostile / ".gitconfig").open("a") as file:
+        file.write(
+            f"[credential]\n\thelper = {hostile}/hooks/trap\n"
+            '[url "http://127.0.0.1:1/"]\n\tinsteadOf = http://127.0.0.1\n'
+            "[push]\n\tgpgSign = true\n\tfollowTags = true\n"
+        )
+    team.call("submit")
+    assert not (tmp_path / "trap-was-run").exists()
+    made = run("compose", "-C", team.project.folder, "--json").json
+    commits = {step["set"]: step["commit"] for step in made["steps"]}
+    assert {name: team.branch(name) for name in commits} == commits
+
+
+def test_the_token_of_the_github_program(
+    team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    program = tools / "gh"
+    program.write_text(
+        f'#!/bin/sh\n[ "$*" = "auth token --hostname 127.0.0.1" ] || exit 3\n'
+        f"echo {team.github.token}\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.delenv("GITHUB_TOKEN")
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    assert team.call("submit", "--dry-run")["plan"]
+
+
+def test_a_redirect_to_somewhere_else(team: Team) -> None:
+    place = {"Location": "http://elsewhere.example/repos/o/r/pulls"}
+    team.github.faults = [lambda call: (301, {"message": "moved"}, place)]
+    error = team.call("status", code=6)["error"]
+    assert error["kind"] == "bad-answer"

@@ -298,3 +298,41 @@ def test_a_pull_request_that_somebody_opened_by_hand(
     team.call("sync")
     assert server.pulls[2].base == "main" and "my-work" in server.heads()
     assert team.call("sync")["plan"] == []
+
+
+def test_landing_where_no_upstream_is(tmp_path: Path, server: FakeGitHub) -> None:
+    """A series on a folder or an sdist lands on the branch that holds its base."""
+    team = Team(three(tmp_path / "project", kind="path"), server, "")
+    trunk = team.call("submit", "--ready", "alpha,beta")["trunk"]
+    server.review(2)
+    for number in (1, 2):
+        server.merge(number)
+        team.call("sync")
+        assert server.pulls[number + 1].base == trunk
+    assert "+Other." in server.shown(3) and "forty" not in server.shown(3)
+    assert team.call("sync")["plan"] == [] and team.call("submit")["plan"] == []
+    # On another base, what landed on the old one is a set like any other.
+    upstream = team.project.folder / "upstream"
+    (upstream / "news").write_text("new\n")
+    lines = [line for line in team.text.splitlines() if not line.startswith("tree =")]
+    team.text = "\n".join(lines) + "\n"
+    done = team.call("submit")
+    assert done["trunk"] != trunk
+    assert server.pulls[3].base == "stack/demo/beta.carried"
+    assert any("which the series does not stand" in e["text"] for e in done["notes"])
+    assert "news" not in server.shown(3) and "forty" not in server.shown(3)
+    assert team.call("submit")["plan"] == []
+    team.call("submit", "--again", "alpha,beta")
+    assert [each.base for each in server.open_pulls()] == [
+        "stack/demo/beta.2", done["trunk"], "stack/demo/alpha.2",
+    ]  # fmt: skip
+
+
+def test_a_team_is_asked_once(team: Team) -> None:
+    server = team.github
+    assert server.pulls[3].teams == ["core"]
+    server.review(3, "cyd")
+    assert server.pulls[3].teams == []
+    assert team.call("submit")["plan"] == [] and server.pulls[3].teams == []
+    notes = team.call("submit", "--again", "alpha", "--ready", "alpha")["notes"]
+    assert any("gets no new pull request" in each["text"] for each in notes)
