@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Doing what a plan says, one action after the other; each may be done again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -321,8 +321,3 @@ class _Worker:
                 why=action.why,
             ),
         )
-
-
-def words_of(actions: Sequence[Action]) -> list[str]:
-    """Return a plan in plain words."""
-    return [each.words for each in actions]

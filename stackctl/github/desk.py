@@ -90,7 +90,7 @@ class Desk:
         if start is not None:
             self.remote.fetch([start])
             with self.cache.lock("git-fetch"):
-                self.remote.lend(start, self.cache.store)
+                self.remote.lend(start, [base.commit], self.cache.store)
             standing = standing_on(base, start, self.cache.store)
         stack = compose_stack(
             self.series,

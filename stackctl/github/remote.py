@@ -190,26 +190,21 @@ class Remote:
             commit, facts.tree, frozenset(contains), tuple(foreign), shown, below
         )
 
-    def lend(self, commit: CommitId, to: Store) -> None:
+    def lend(self, commit: CommitId, without: Sequence[CommitId], to: Store) -> None:
         """Copy a commit with what it stands on into the cache's store.
 
         Args:
             commit: The commit; it is here.
+            without: Commits of the store, whose history is not copied again.
             to: The cache's store.
         """
         if commit in to:
             return
-        to.git.run(
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--no-auto-maintenance",
-            "--no-recurse-submodules",
-            "--update-shallow",
-            str(self.store.git_dir.resolve()),
-            commit,
+        lines = "".join(f"{each}\n" for each in (commit, *(f"^{w}" for w in without)))
+        pack = self.store.git.run(
+            "pack-objects", "--revs", "--stdout", "--quiet", stdin=lines.encode()
         )
+        to.git.run("index-pack", "--stdin", stdin=pack)
         to.refresh()
 
     def change(self, before: str, after: str) -> str | None:
