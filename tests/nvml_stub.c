@@ -1,6 +1,7 @@
 /* A driver's library for tests: what nvidia-ml-py calls, answered from STUB_* variables.
  * STUB_GPUS: how many; STUB_NAME: their model; STUB_UUID: 8 digits that start their
- * UUIDs; STUB_LOST: number of one that fell off the bus; STUB_BROKEN: nothing starts.
+ * UUIDs; STUB_LOST: number of one that fell off the bus; STUB_SLOW: of one that is
+ * slowed down; STUB_BROKEN: nothing starts.
  * Compiled with -DOLD it is a driver that knows clock reasons by their older name only.
  */
 #include <stdio.h>
@@ -79,6 +80,6 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(
 int nvmlDeviceGetCurrentClocksEventReasons(
 #endif
     void *device, unsigned long long *out) {
-  *out = index_of(device) == 1 ? 0x20 : 0x1;
+  *out = index_of(device) == number("STUB_SLOW", 1) ? 0x20 : 0x1;
   return 0;
 }
