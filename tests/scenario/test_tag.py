@@ -628,6 +628,25 @@ def test_a_base_by_path_is_named_by_the_verifier(
     assert "tree" in found["compose"]
 
 
+@pytest.mark.parametrize("kind", ["path", "archive"])
+def test_a_tag_does_not_choose_what_is_read_where_it_is_verified(
+    cut_tag: Path, tmp_path: Path, kind: str
+) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "file").write_text("x")
+    base = {
+        "path": f'path = "{secret}"\n',
+        "archive": f'archive = "{secret}/file"\nsha256 = "{"0" * 64}"\n',
+    }[kind]
+    text = proof_file(cut_tag, "series.toml").decode()
+    text, count = re.subn(r'git = ".*"\ncommit = ".*"\n', base, text, count=1)
+    assert count == 1
+    forge(cut_tag, {"series.toml": text.encode()})
+    found = wrong(verify(cut_tag, code=1))["compose"]
+    assert "name it with --base" in found and "No such file" in found
+
+
 # --- killed -------------------------------------------------------------------------
 
 KILLED = """\
