@@ -248,7 +248,9 @@ def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
             ],
         )
     )
-    claims = [claim for claim in decision.get("claims", ()) if isinstance(claim, dict)]
+    told = decision.get("claims")
+    told = told if isinstance(told, list) else []
+    claims = [claim for claim in told if isinstance(claim, dict)]
     if claims:
         header = ("claim", "verdict", "estimate", "interval", "asked", "pairs", "each")
         better = sides(bound.claims)
@@ -279,7 +281,8 @@ def _claim(claim: dict[str, Any], better: Mapping[str, str]) -> list[str]:
     from stackctl.gates.receipt.words import asked, figure, interval, real
 
     unit = str(claim.get("unit", ""))
-    values = [value for value in claim.get("values") or () if real(value)]
+    values = claim.get("values")
+    values = [v for v in values if real(v)] if isinstance(values, list) else []
     name = str(claim.get("name"))
     return [
         name if claim.get("required", True) else f"{name} (advisory)",

@@ -237,3 +237,21 @@ def test_a_receipt_is_found_by_its_gate_and_not_by_its_folder(project: Path) -> 
     folder.rename(folder.with_name("other"))
     assert receipt(project, "show", "other").code == 2
     assert receipt(project, "show", "texts").code == 0
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"target": "x", "estimate": [1], "low": True, "high": {}},
+        {"values": True, "unit": 3, "pairs": None, "verdict": []},
+        {"values": [None, "x", 1], "control": [1]},
+    ],
+)
+def test_odd_figures_are_shown_as_none(project: Path, odd: dict[str, Any]) -> None:
+    forged(project, lambda p: p["decision"]["claims"][0].update(odd))
+    shown = run("receipt", "show", "texts", cwd=project)
+    assert shown.code == 0 and "claims" in shown.out
+    assert receipt(project, "verify").code == 1
+    assert run("report", "--out", project / "page", cwd=project).code == 0
+    forged(project, lambda p: p["decision"].update(claims=None))
+    assert run("receipt", "show", "texts", cwd=project).code == 0

@@ -21,15 +21,15 @@ SYMBOLS: Final = {
 """A sign beside each verdict, so that colour is not all there is."""
 
 
-def figure(value: float | None, unit: str) -> str:
+def figure(value: object, unit: str) -> str:
     """Return a claim's figure in its unit.
 
     Args:
-        value: The figure; None where there is none.
+        value: The figure; what is no number is shown as none.
         unit: `change` (ratio minus one), `times`, `difference` (of shares), `value`,
             `count`.
     """
-    if value is None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         return "-"
     if unit == "change":
         return f"{100 * value:+.3g} %"
