@@ -209,7 +209,7 @@ class Part(NamedTuple):
 
 
 def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
-    from stackctl.gates.receipt.words import hardware, sides
+    from stackctl.gates.receipt.words import claims_of, hardware, sides
 
     predicate = receipt.predicate
     bound, run, decision = predicate.bound, predicate.run, predicate.decision
@@ -248,9 +248,7 @@ def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
             ],
         )
     )
-    told = decision.get("claims")
-    told = told if isinstance(told, list) else []
-    claims = [claim for claim in told if isinstance(claim, dict)]
+    claims = claims_of(decision)
     if claims:
         header = ("claim", "verdict", "estimate", "interval", "asked", "pairs", "each")
         better = sides(bound.claims)
@@ -278,11 +276,9 @@ def _asking(sets: Sequence[str] | None) -> str:
 
 
 def _claim(claim: dict[str, Any], better: Mapping[str, str]) -> list[str]:
-    from stackctl.gates.receipt.words import asked, figure, interval, real
+    from stackctl.gates.receipt.words import asked, figure, figures_of, interval
 
     unit = str(claim.get("unit", ""))
-    values = claim.get("values")
-    values = [v for v in values if real(v)] if isinstance(values, list) else []
     name = str(claim.get("name"))
     return [
         name if claim.get("required", True) else f"{name} (advisory)",
@@ -291,7 +287,7 @@ def _claim(claim: dict[str, Any], better: Mapping[str, str]) -> list[str]:
         interval(claim),
         asked(claim, better.get(name, "lower")),
         str(claim.get("pairs", "-")),
-        spark(values, _bars()),
+        spark(figures_of(claim), _bars()),
     ]
 
 

@@ -253,5 +253,7 @@ def test_odd_figures_are_shown_as_none(project: Path, odd: dict[str, Any]) -> No
     assert shown.code == 0 and "claims" in shown.out
     assert receipt(project, "verify").code == 1
     assert run("report", "--out", project / "page", cwd=project).code == 0
-    forged(project, lambda p: p["decision"].update(claims=None))
+    forged(project, lambda p: p["decision"].update(claims=True))
+    forged(project, lambda p: p["scope"]["hardware"].update(gpus=True))
     assert run("receipt", "show", "texts", cwd=project).code == 0
+    assert run("report", "--out", project / "page", cwd=project).code == 0

@@ -83,6 +83,27 @@ def real(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def claims_of(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the claims of a decision that are tables; nobody checked the others.
+
+    Args:
+        decision: The decision of a receipt, which anybody may have written.
+    """
+    found = decision.get("claims")
+    kept = found if isinstance(found, list) else []
+    return [claim for claim in kept if isinstance(claim, dict)]
+
+
+def figures_of(claim: Mapping[str, Any]) -> list[float]:
+    """Return the figures of a claim's pairs, as far as they are numbers.
+
+    Args:
+        claim: The claim.
+    """
+    found = claim.get("values")
+    return [float(v) for v in found if real(v)] if isinstance(found, list) else []
+
+
 def interval(claim: dict[str, Any]) -> str:
     """Return the interval that decided a claim."""
     ends = [claim.get("low"), claim.get("high")]
@@ -99,8 +120,9 @@ def hardware(scope: "Scope") -> str:
     Args:
         scope: The scope of its receipt.
     """
-    found = scope.hardware.get("gpus") or ()
-    names = [str(gpu.get("name") or "GPU") for gpu in found if isinstance(gpu, dict)]
+    found = scope.hardware.get("gpus")
+    gpus = found if isinstance(found, list) else []
+    names = [str(gpu.get("name") or "GPU") for gpu in gpus if isinstance(gpu, dict)]
     if names:
         return ", ".join(
             name if count == 1 else f"{count} x {name}"

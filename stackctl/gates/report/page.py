@@ -10,6 +10,7 @@ from stackctl.gates.receipt.model import FOLDER, VERDICTS, Receipt
 from stackctl.gates.receipt.words import (
     SYMBOLS,
     asked,
+    claims_of,
     figure,
     hardware,
     interval,
@@ -397,11 +398,7 @@ def _receipt(name: str, judged: Judged) -> Html:
     ]
     if judged.changes is None:
         said.append(el("li", f"whether it is stale is not known: {judged.unknown}"))
-    claims = [
-        claim
-        for claim in receipt.predicate.decision.get("claims") or ()
-        if isinstance(claim, dict)
-    ]
+    claims = claims_of(receipt.predicate.decision)
     limits = receipt.predicate.limitations
     better = sides(receipt.predicate.bound.claims)
     return join(

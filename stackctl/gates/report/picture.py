@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from stackctl.gates.receipt.words import SYMBOLS, figure, interval, real
+from stackctl.gates.receipt.words import SYMBOLS, figure, figures_of, interval, real
 from stackctl.gates.report.html import Html, el
 from stackctl.model.fields import escape
 
@@ -141,7 +141,7 @@ def pairs(name: str, claim: dict[str, Any]) -> Html | None:
     Returns:
         The drawing; None where there is neither a pair nor an interval to draw.
     """
-    values = [float(value) for value in claim.get("values") or () if real(value)]
+    values = figures_of(claim)
     if not values and not (real(claim.get("low")) and real(claim.get("high"))):
         return None
     unit = str(claim.get("unit", ""))
