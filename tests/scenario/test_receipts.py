@@ -245,6 +245,8 @@ def test_a_receipt_is_found_by_its_gate_and_not_by_its_folder(project: Path) -> 
         {"target": "x", "estimate": [1], "low": True, "high": {}},
         {"values": True, "unit": 3, "pairs": None, "verdict": []},
         {"values": [None, "x", 1], "control": [1]},
+        {"values": [1e308, -1e308], "unit": "value"},
+        {"values": [5e-324, 1e-308], "unit": "value"},
     ],
 )
 def test_odd_figures_are_shown_as_none(project: Path, odd: dict[str, Any]) -> None:

@@ -21,6 +21,10 @@ SYMBOLS: Final = {
 """A sign beside each verdict, so that colour is not all there is."""
 
 
+LARGEST: Final = 1e100
+"""Nobody measures more, and sums and differences of less are finite."""
+
+
 def figure(value: object, unit: str) -> str:
     """Return a claim's figure in its unit.
 
@@ -95,13 +99,14 @@ def claims_of(decision: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def figures_of(claim: Mapping[str, Any]) -> list[float]:
-    """Return the figures of a claim's pairs, as far as they are numbers.
+    """Return the figures of a claim's pairs, as far as they can be measurements.
 
     Args:
         claim: The claim.
     """
     found = claim.get("values")
-    return [float(v) for v in found if real(v)] if isinstance(found, list) else []
+    kept = found if isinstance(found, list) else []
+    return [float(value) for value in kept if real(value) and abs(value) <= LARGEST]
 
 
 def interval(claim: dict[str, Any]) -> str:

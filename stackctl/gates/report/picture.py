@@ -9,7 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from stackctl.gates.receipt.words import SYMBOLS, figure, figures_of, interval, real
+from stackctl.gates.receipt.words import (
+    LARGEST,
+    SYMBOLS,
+    figure,
+    figures_of,
+    interval,
+    real,
+)
 from stackctl.gates.report.html import Html, el
 from stackctl.model.fields import escape
 
@@ -153,6 +160,9 @@ def pairs(name: str, claim: dict[str, Any]) -> Html | None:
     reach = [*values, *marks.values()]
     if unit in ("change", "difference"):
         reach.append(0.0)
+    size = max(map(abs, reach))
+    if size > LARGEST or 0 < size < 1 / LARGEST:
+        return None  # nobody measured that
     low, high = min(reach), max(reach)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     low, high = low - room, high + room
