@@ -111,8 +111,8 @@ def register(app: typer.Typer) -> None:
             offline=session.offline,
             progress=session.progress,
         )
-        if answers.problem:
-            session.progress.note(f"receipts are not looked at: {answers.problem}")
+        for name, why in answers.unjudged.items():
+            session.progress.note(f"receipts of {name} are not judged: {why}")
         trees = ComposedTrees(series, session.cache, session.offline, session.progress)
         with Engine(session.project, trees, here, progress=session.progress) as engine:
             use_executor(

@@ -33,12 +33,12 @@ class Answers:
     Attributes:
         project: Folder that paths are relative to.
         judged: By gate, the receipt that answers it first.
-        problem: Why receipts were not looked at; empty where they were.
+        unjudged: By gate, why its receipts cannot be judged here.
     """
 
     project: Path
     judged: Mapping[str, Sequence[Judged]] = field(default_factory=dict)
-    problem: str = ""
+    unjudged: Mapping[str, str] = field(default_factory=dict)
 
     def answer(self, gate: str) -> Judged | None:
         """Return the receipt that answers a gate, None where none does."""
@@ -61,6 +61,8 @@ class Answers:
     def against(self, gate: str) -> list[str]:
         """Say why the receipts of a gate that nothing answers do not count."""
         said = []
+        if gate in self.unjudged:
+            said.append(f"its receipts are not judged: {self.unjudged[gate]}")
         for each in self.judged.get(gate, ()):
             why = each.against or (f"is {each.verdict}, which is no answer",)
             said.append(f"its receipt {each.receipt.digest[:12]}: {'; '.join(why)}")
@@ -128,10 +130,18 @@ def look(
     """
     root = Path(series.root)
     state = ProjectState(series, cache, offline=offline, progress=progress, model=model)
-    try:
-        judged = judge_all(find(root), series, state, progress, gates=gates)
-    except UsageError as error:
-        if error.kind != "package-missing":
-            raise
-        return Answers(root, problem=error.message)
-    return Answers(root, judged)
+    shelf = find(root)
+    judged: dict[str, Sequence[Judged]] = {}
+    unjudged: dict[str, str] = {}
+    held = {each.receipt.gate for each in shelf.found if each.receipt is not None}
+    for gate in sorted(held):
+        if gate not in gates:
+            continue
+        try:
+            judged |= judge_all(shelf, series, state, progress, gates={gate})
+        except UsageError as error:
+            # What counts only needs no statistics, and is judged all the same.
+            if error.kind != "package-missing":
+                raise
+            unjudged[gate] = error.message
+    return Answers(root, judged, unjudged)

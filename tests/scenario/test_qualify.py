@@ -323,3 +323,28 @@ def test_a_run_that_may_not_be_used_is_no_answer(project):
     for _ in range(2):
         done = qualify(project)
         assert (done.code, done.json["gates"][0]["source"]) == (9, "ran")
+
+
+def test_without_statistics_the_receipts_that_need_none_answer(
+    brought, machine, monkeypatch
+):
+    from stackctl.errors import UsageError
+    from stackctl.gates.receipt import verify
+
+    add_gate(brought, "other", FILE, SPECIAL)
+    ask(brought, gamma='{ required = ["other"] }')
+    assert qualify(brought, env=machine).code == 0
+    real = verify.follows
+
+    def missing(receipt):
+        if receipt.gate == "special":
+            raise UsageError("scipy is not installed", kind="package-missing")
+        return real(receipt)
+
+    monkeypatch.setattr(verify, "follows", missing)
+    done = qualify(brought)
+    (row, other) = done.json["gates"]
+    assert (done.code, row["verdict"], row["source"]) == (8, "not-tested", None)
+    assert (other["verdict"], other["source"]) == ("qualified", "receipt")
+    why = "its receipts are not judged: scipy is not installed"
+    assert why in row["reasons"]
