@@ -398,8 +398,15 @@ class TarReader:
                     raise _bad("a zero block followed by another", start)
                 return None
             entry, is_gnu_sparse = self._header(block, start)
-            if entry.type in _PLAIN and not (pax or long_name or long_link):
-                # Nearly all entries: what the header says is all there is to say.
+            if (
+                entry.type in _PLAIN
+                and not (long_name or long_link)
+                and (not pax or (len(pax) == 1 and b"path" in pax))
+            ):
+                # Nearly all entries: the header, and perhaps a long name, is all.
+                if pax:
+                    entry.pax = pax
+                    entry.name = pax[b"path"] or entry.name
                 self._size = entry.size
                 if entry.type in "0":
                     entry.stored = entry.size
