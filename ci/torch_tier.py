@@ -3,10 +3,11 @@
 
     python ci/torch_tier.py [--work DIR] [--prefixes]
 
-Composes the series, runs every test file that the sets add (with two processes), and
-then lets `ci/patch_checks.py` show for each set that its tests fail on the base and
-with its first code patch taken back. `--prefixes` also checks the tree after every
-single patch, which takes several times as long (ci/nightly runs it so). Last,
+Composes the sets in every order that is allowed (`ci/set_orders.py`), runs every test
+file that they add (with two processes) in the composed tree, and then lets
+`ci/patch_checks.py` show for each set that its tests fail on the base and with its
+first code patch taken back. `--prefixes` also checks the tree after every single patch,
+which takes several times as long (ci/nightly runs it so). Last,
 `ci/bisect_kpool.py` breaks a patch on purpose and lets `stackctl bisect` find it.
 """
 
@@ -51,6 +52,7 @@ def main() -> int:
     if not tests:
         print("the series adds no tests")
         return 1
+    failed = subprocess.run([sys.executable, str(ROOT / "ci/set_orders.py")]).returncode
     started = time.monotonic()
     tree = trees["tree"].resolve()
     status = subprocess.run(
@@ -71,7 +73,7 @@ def main() -> int:
     ).returncode  # fmt: skip
     took = time.monotonic() - started
     print(f"composed tree: exit {status}, {took:.0f} s", flush=True)
-    failed = status != 0
+    failed |= status != 0
     for patch_set in series.sets:
         if not patch_set.composed or patch_set.patches is None:
             continue
