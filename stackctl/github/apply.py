@@ -299,9 +299,9 @@ class _Worker:
     # -- after landings
 
     def _delete(self, action: Delete) -> None:
-        based = self.endpoint.pages("/pulls", base=action.branch, state="open")
-        mine = [look.read_pull(each) for each in based]
-        names = [f"#{each.number}" for each in mine if each.base == action.branch]
+        # Asked again: deleting a branch closes the pull requests that are for it.
+        based = look.based_on(self.endpoint, action.branch)
+        names = [f"#{number}" for number in sorted(based)]
         if names:
             self._note(
                 action.set, f"{action.branch} stays: {', '.join(names)} is for it"

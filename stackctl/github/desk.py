@@ -112,7 +112,23 @@ class Desk:
             name: tuple(self._complete(each, checks) for each in known)
             for name, known in pulls.items()
         }
-        return stack, Seen(branches, pulls, heads)
+        needed = self._needed(branches, pulls)
+        return stack, Seen(branches, pulls, heads, needed)
+
+    def _needed(
+        self,
+        branches: Mapping[str, CommitId],
+        pulls: Mapping[str, Sequence[PullRequest]],
+    ) -> frozenset[str]:
+        """Return the branches of closed ones that pull requests of others are for."""
+        every = [pull for known in pulls.values() for pull in known]
+        ours = {pull.number for pull in every}
+        done = {pull.head for pull in every if pull.state != "open"}
+        return frozenset(
+            name
+            for name in sorted(done & branches.keys())
+            if look.based_on(self.endpoint, name) - ours
+        )
 
     def taken_upstream(self, stack: Stack, seen: Seen) -> list[tuple[str, str]]:
         """Return notes on sets whose patches upstream has, by another way than theirs.

@@ -159,6 +159,17 @@ def read_pull(raw: Any) -> PullRequest:
         ) from error
 
 
+def based_on(endpoint: Endpoint, branch: str) -> set[int]:
+    """Return the open pull requests that are for a branch.
+
+    Args:
+        endpoint: The repository.
+        branch: Name of the branch.
+    """
+    found = map(read_pull, endpoint.pages("/pulls", base=branch, state="open"))
+    return {each.number for each in found if each.base == branch}
+
+
 def reviews_of(endpoint: Endpoint, pull: PullRequest) -> dict[str, str]:
     """Return the last word of each reviewer of a pull request.
 

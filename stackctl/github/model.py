@@ -210,11 +210,13 @@ class Seen:
         branches: Commits by the names of the branches: the trunk and all of ours.
         pulls: Pull requests of each set, the newest first.
         heads: What git knows about the branches' commits.
+        needed: Branches of closed pull requests that open ones of others are for.
     """
 
     branches: Mapping[str, CommitId]
     pulls: Mapping[str, tuple[PullRequest, ...]]
     heads: Mapping[str, Head]
+    needed: frozenset[str] = frozenset()
 
     def pull(self, name: str) -> PullRequest | None:
         """Return the open pull request of a set, else its newest, else None.

@@ -888,6 +888,11 @@ class _Planner:
                     continue
                 if not pull.head.startswith(self.stack.prefix):
                     continue  # not a branch that we made
+                if pull.head in self.seen.needed:
+                    self._note(
+                        name, f"{pull.head} stays: open pull requests are for it"
+                    )
+                    continue
                 if pull.state == "closed" and not self.wish.tidy_closed:
                     self._note(
                         name,

@@ -5,8 +5,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
+from urllib.parse import urlsplit
 
 from stackctl.base import ResolvedBase, resolve_base
+from stackctl.base.pipconf import redact
 from stackctl.cache import Cache
 from stackctl.compose.compose import Composer, Options
 from stackctl.compose.plan import Selection
@@ -72,6 +74,22 @@ def settings_of(series: Series) -> Settings:
     # Set by GitHub's own runners, and by those of its enterprise servers.
     server = (os.environ.get("GITHUB_SERVER_URL") or SERVER).rstrip("/")
     api = (os.environ.get("GITHUB_API_URL") or API).rstrip("/")
+    for name, url in (("GITHUB_SERVER_URL", server), ("GITHUB_API_URL", api)):
+        _refuse_open_line(name, url)
+    push = github.push or f"{server}/{github.repo}.git"
+    parts, ours = urlsplit(push), urlsplit(server)
+    if parts.scheme in ("http", "https") and (
+        (parts.scheme, parts.netloc.lower()) != (ours.scheme, ours.netloc.lower())
+    ):
+        # The file may come from anybody, and the token would go to whom it names.
+        raise UsageError(
+            f"`push` in [github] of {series.file} is not on {server}, and the token is "
+            "not sent elsewhere",
+            kind="push-elsewhere",
+            hint="use an ssh URL there, or set GITHUB_SERVER_URL and GITHUB_API_URL to "
+            "that server",
+            where={"file": series.file, "key": "github.push"},
+        )
     base = github.base
     if base is None and isinstance(series.base, GitBase) and series.base.ref:
         _, found, name = series.base.ref.partition("refs/heads/")
@@ -80,9 +98,22 @@ def settings_of(series: Series) -> Settings:
         repo=github.repo,
         base=base,
         prefix=github.prefix or f"stack/{series.name}/",
-        push=github.push or f"{server}/{github.repo}.git",
+        push=push,
         api=api,
         server=server,
+    )
+
+
+def _refuse_open_line(name: str, url: str) -> None:
+    """Refuse an address to which the token would go unencrypted."""
+    parts = urlsplit(url)
+    here = parts.hostname in ("127.0.0.1", "::1", "localhost")
+    if parts.scheme == "https" or (parts.scheme == "http" and here):
+        return
+    raise UsageError(
+        f"{name} is {redact(url)}; expected an https URL",
+        kind="bad-server",
+        hint="the token is only sent over TLS",
     )
 
 

@@ -379,3 +379,25 @@ def test_a_redirect_to_somewhere_else(team: Team) -> None:
     team.github.faults = [lambda call: (301, {"message": "moved"}, place)]
     error = team.call("status", code=6)["error"]
     assert error["kind"] == "bad-answer"
+
+
+def test_the_token_goes_to_github_alone(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = team.text
+    for url in ("https://evil.example/o/r.git", "http://127.0.0.1:1/o/r.git"):
+        team.text = f'{text}push = "{url}"\n'
+        error = team.call("submit", code=2)["error"]
+        assert error["kind"] == "push-elsewhere"
+        assert error["where"]["key"] == "github.push"
+    team.text = text
+    for name in ("GITHUB_API_URL", "GITHUB_SERVER_URL"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "http://github.example")
+            assert team.call("submit", code=2)["error"]["kind"] == "bad-server"
+    assert team.github.calls == []
+    # A path or an ssh URL gets no token at all.
+    team.text = f'{text}push = "{team.github.git_dir}"\n'
+    team.call("submit")
+    assert [each for each in team.github.calls if ".git/" in each.path] == []
+    assert team.branch("alpha")

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from github_server import FakeGitHub
+from github_server import Call, FakeGitHub
 from stacks import ALPHA, BETA, Team, core, three, words
 
 
@@ -173,6 +173,21 @@ def test_what_people_write_stays(team: Team) -> None:
     kept = pull.body
     notes = team.call("submit")["notes"]
     assert pull.body == kept and any("damaged" in each["text"] for each in notes)
+
+
+def test_what_people_write_meanwhile_stays(team: Team) -> None:
+    team.call("submit")
+    team.text = team.text.replace("because of alpha", "because of speed")
+    team.patch("alpha", ALPHA_2)
+
+    def fault(call: Call) -> None:
+        if call.path.endswith("git-receive-pack"):
+            team.github.pulls[1].body += "\n\nJust written."
+
+    team.github.faults = [fault]
+    team.call("submit")
+    body = team.github.pulls[1].body
+    assert "because of speed" in body and body.endswith("\n\nJust written.")
 
 
 def test_commits_of_others_are_not_undone(team: Team) -> None:

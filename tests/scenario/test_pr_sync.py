@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from github_server import FakeGitHub, Pull
+from github_server import Call, FakeGitHub, Pull
 from stacks import ALPHA, Team, core, three
 from support import Project
 
@@ -146,6 +146,34 @@ def test_a_branch_that_something_needs_stays(team: Team) -> None:
     done = team.call("sync")
     assert "stack/demo/alpha" in server.heads()
     assert any("has moved since" in each["text"] for each in done["notes"])
+
+
+def test_work_of_others_on_a_landed_branch(team: Team) -> None:
+    server = team.github
+    server.git("update-ref", "refs/heads/their-work", team.branch("beta"))
+    theirs = Pull(
+        9, "Mine", "", "their-work", "stack/demo/alpha", team.branch("beta"), "cyd"
+    )
+    server.pulls[9] = theirs
+    server.merge(1)
+    for _ in range(2):
+        done = team.call("sync")
+        assert any("stays" in each["text"] for each in done["notes"])
+        assert theirs.state == "open" and "stack/demo/alpha" in server.heads()
+    assert done["plan"] == []
+    server.close(9)
+    server.calls.clear()
+
+    def fault(call: Call) -> None:
+        # It is opened again after we have looked.
+        asked = call.query.get("base") == "stack/demo/alpha"
+        if asked and sum(c.query.get("base") is not None for c in server.calls) > 1:
+            theirs.state = "open"
+
+    server.faults = [fault]
+    done = team.call("sync")
+    assert [each["kind"] for each in done["plan"]] == ["delete"]
+    assert theirs.state == "open" and "stack/demo/alpha" in server.heads()
 
 
 def test_merged_into_the_set_below(team: Team) -> None:
