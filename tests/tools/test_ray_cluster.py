@@ -7,6 +7,7 @@ else is real.
 """
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -83,6 +84,12 @@ def gate(project: Project, cluster: RayCluster, *args: str):
     return run(*on(cluster, "gate", "run", *args), cwd=project.folder, env={})
 
 
+CASE = """
+say({"schema": 1, "samples": {"cases": [
+    {"id": unit, "equal": True, "elements": 1, "differing": 0}]}})
+"""
+
+
 def require(project: Project, *names: str, advisory: Sequence[str] = ()) -> None:
     """Have a set of the series ask for gates."""
     text = (project.folder / "series.toml").read_text()
@@ -156,7 +163,6 @@ def test_a_tree_that_was_changed_on_a_node_is_sent_again(project, cluster):
 
 
 GPU = """
-import subprocess
 say(cases(os.environ["CUDA_VISIBLE_DEVICES"].startswith("GPU-"), True))
 """
 
@@ -186,7 +192,8 @@ def test_a_package_that_no_node_has_is_not_tested(project, cluster):
 
 
 def test_a_series_is_qualified_on_the_cluster(project, cluster):
-    add_gate(project, "good", "say(cases(True))")
+    several = 'unit = os.environ["STACKCTL_GATE_UNIT"]' + CASE
+    add_gate(project, "good", several, "units = 3\nparallel = 2\n")
     add_gate(project, "bad", "say(cases(False))")
     add_gate(project, "absent", "say(cases(True))", "[needs]\ngpus = 9\n")
     require(project, "good", "bad", advisory=["absent"])
@@ -195,10 +202,54 @@ def test_a_series_is_qualified_on_the_cluster(project, cluster):
     found = {row["gate"]: (row["verdict"], row["nodes"]) for row in done.json["gates"]}
     assert found["absent"] == ("not-tested", [])
     assert found["good"][0] == "qualified"
+    units = {row["gate"]: row["units"] for row in done.json["gates"]}
+    assert units == {"good": 3, "bad": 1, "absent": 0}
     assert {item["kind"] for item in done.json["shipped"]} >= {"project"}
     assert {node for _, nodes in found.values() for node in nodes} <= {
         cluster.known(name) for name in cluster.ids
     }
+
+
+OTHER = """
+import sys
+import stackctl.gates.pack as pack
+write = pack.write_trees
+def other(store, trees, path, progress):
+    # The files of one tree under the name of another.
+    import zipfile
+    known = ["%(base)s", "%(alpha)s"]
+    known.remove(trees[0])
+    write(store, known, path, progress)
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name.replace(known[0], trees[0]), data)
+pack.write_trees = other
+from stackctl.cli import main
+sys.exit(main())
+"""
+
+
+def test_a_node_refuses_a_tree_that_is_not_the_one(project, cluster, tmp_path):
+    add_gate(project, "texts", TEXTS, TWO)
+    shutil.rmtree(cluster.cache("a") / "trees")
+    ids = {
+        name: run("compose", *args, "--json", cwd=project.folder).json["tree"]
+        for name, args in (("base", ["--base-only"]), ("alpha", ["--upto", "alpha"]))
+    }
+    asked = on(cluster, "gate", "run", "texts", "--ray-label", "name=a")
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER % ids, *asked],
+        cwd=project.folder,
+        env=program_environment(),
+        capture_output=True,
+    )
+    told = json.loads(done.stdout)["error"]
+    assert (done.returncode, told["kind"]) == (4, "tree-mismatch"), done.stderr
+    assert told["where"]["node"] == cluster.known("a")
+    assert list((cluster.cache("a") / "trees").iterdir()) == []
+    assert not (project.folder / "receipts").exists()
 
 
 # -- what cannot be used ---------------------------------------------------------------
@@ -254,10 +305,6 @@ if unit == {at!r} and not (folder / "go").exists():
     (folder / "ready").write_text(node)
     while True:
         time.sleep(0.05)
-"""
-CASE = """
-say({"schema": 1, "samples": {"cases": [
-    {"id": unit, "equal": True, "elements": 1, "differing": 0}]}})
 """
 
 

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +33,9 @@ START = (
 
 END_SECONDS = 20.0
 """How long our process may take to end its units."""
+
+KEEP_SECONDS = 30 * 24 * 3600.0
+"""How long code and files of projects are kept on a node without being used."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -115,11 +119,21 @@ def keep_folder(data: Callable[[], bytes], digest: str, target: str) -> int:
     with held(f"{target}.lock"):
         if Path(target).is_dir():
             if digest_of(read_folder(target)) == digest:
+                os.utime(target)
                 return 0
             shutil.rmtree(target)
         found = data()
         unpack(found, digest, target)
+        _forget_old(Path(target).parent)
         return len(found)
+
+
+def _forget_old(folder: Path) -> None:
+    """Remove the folders that no run has used for long."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > KEEP_SECONDS and path.is_dir():
+                shutil.rmtree(path)
 
 
 @contextlib.contextmanager

@@ -180,6 +180,24 @@ def test_no_name_leads_out_of_a_folder(tmp_path, name):
     assert not target.exists() and os.listdir(tmp_path / "in") == []
 
 
+def test_what_no_run_uses_goes_away(tmp_path):
+    def keep(name: str) -> str:
+        files = {name: b"x"}
+        digest = shim.digest_of(files)
+        shim.keep_folder(lambda: shim.pack(files), digest, str(tmp_path / digest))
+        return digest
+
+    def there() -> set[str]:
+        return {path.name for path in tmp_path.iterdir() if path.is_dir()}
+
+    old, used = keep("old"), keep("used")
+    for name in (old, used):
+        os.utime(tmp_path / name, (0, 0))
+    keep("used")  # is there, and in use again
+    new = keep("new")
+    assert there() == {used, new}
+
+
 SLEEPS = """
 import subprocess, time
 child = "import time; time.sleep(600)"
