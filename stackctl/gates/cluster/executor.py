@@ -32,7 +32,7 @@ from stackctl.errors import (
 )
 from stackctl.gates.arms import Trees
 from stackctl.gates.cluster import shim
-from stackctl.gates.cluster.node import MAX_OUTPUT
+from stackctl.gates.cluster.node import MAX_OUTPUT, node_failed
 from stackctl.gates.evidence import Arm, Slot, Unit, unit_from_document
 from stackctl.gates.here import Here, is_model, wanted_gpus
 from stackctl.gates.hosts import (
@@ -470,7 +470,13 @@ class _Calls:
             self._lost = True
             raise HostLostError(self.node, _seen(error)) from None
         except errors.RayTaskError as error:
-            raise InternalError(f"{self.node}: {_last_line(error)}") from None
+            text = f"{self.node}: {_last_line(error)}"
+            cause = getattr(error, "cause", None) or error
+            if isinstance(cause, OSError):
+                raise node_failed(text) from None
+            if isinstance(cause, ValueError):  # what arrived is not what was sent
+                raise PinError(text, kind="digest") from None
+            raise InternalError(text) from None
         except errors.RayError as error:
             self._lost = True
             raise HostLostError(self.node, _seen(error)) from None

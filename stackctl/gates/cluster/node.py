@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from stackctl.cache import Cache
 from stackctl.compose.materialise import materialise
-from stackctl.errors import InternalError, PinError, StackctlError
+from stackctl.errors import InternalError, PinError, RemoteError, StackctlError
 from stackctl.gates.arms import Found, folder_tree, holds, remove_folder
 from stackctl.gates.cluster.shim import keep_folder
 from stackctl.gates.evidence import Arm, Slot
@@ -317,11 +317,28 @@ def pack_output(folder: Path, target: Path) -> list[str]:
     return left
 
 
+def node_failed(why: str) -> RemoteError:
+    """Return the error of a node that cannot keep or read files.
+
+    Args:
+        why: What was seen.
+    """
+    return RemoteError(
+        why,
+        kind="node-failed",
+        hint="look at the disk of that node; STACKCTL_CACHE_DIR of `ray start` there "
+        "says where things are kept",
+    )
+
+
 def _answer(action: Callable[[dict[str, Any]], dict[str, Any]], request: Any) -> Any:
     try:
         return action(request)
     except StackctlError as error:
         return error.document() | {"code": int(error.exit_code)}
+    except OSError as error:
+        failed = node_failed(str(error))
+        return failed.document() | {"code": int(failed.exit_code)}
     except Exception as error:
         bug = InternalError(f"{type(error).__name__}: {error}")
         return bug.document() | {"code": int(bug.exit_code)}

@@ -154,6 +154,18 @@ def test_what_is_not_the_tree_is_refused(node, archive, trees, how, tmp_path):
     assert node.ask("have", kind="tree", digest=wanted) == {"have": False}
 
 
+def test_a_node_that_cannot_write_says_so(node, archive, trees):
+    node.cache.mkdir()
+    (node.cache / "locks").write_text("in the way")
+    path, tree = archive(trees["base"]), trees["base"]
+    answer = node.ask("take", kind="tree", digest=tree, file=str(path))
+    assert answer["code"] in (3, 6) and "locks" in answer["error"]["message"]
+    (node.cache / "locks").unlink()
+    (node.cache / "trees").write_text("in the way")
+    answer = node.ask("take", kind="tree", digest=tree, file=str(path))
+    assert (answer["code"], answer["error"]["kind"]) == (6, "node-failed")
+
+
 def test_project_files_are_taken_by_their_digest(node, tmp_path):
     files = {"ci/gates/a.toml": b"x", "series.toml": b"y"}
     digest = shim.digest_of(files)
