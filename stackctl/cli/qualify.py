@@ -25,7 +25,7 @@ from stackctl.cli.output import Outcome, table
 from stackctl.cli.selection import split_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stackctl.gates.qualify import Qualification, Row
 
@@ -156,8 +156,17 @@ def _seconds(value: float | None) -> str:
     return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.0f} h"
 
 
-def _who(required: list[str], advisory: list[str]) -> str:
+def _who(required: list[str], advisory: list[str], sets: int) -> str:
+    """Say who asks for a gate, of so many sets that ask for any."""
+    if sets > 2 and len(advisory) == sets:
+        return "(all sets)"
+    if sets > 2 and len(required) == sets:
+        return "all sets"
     return ", ".join([*required, *(f"({name})" for name in advisory)])
+
+
+def _count(askers: "Iterable[Sequence[str]]") -> int:
+    return len({name for names in askers for name in names})
 
 
 def _receipt(facts: "Mapping[str, Any]") -> str:
@@ -168,13 +177,14 @@ def _receipt(facts: "Mapping[str, Any]") -> str:
 
 
 def _forecast(rows: list[dict[str, Any]]) -> list[str]:
+    sets = _count((*row["required"], *row["advisory"]) for row in rows)
     lines = table(
         ["gate", "kind", "for (advisory)", "units", "expected", "at most", "runs"],
         [
             [
                 row["gate"],
                 row["kind"],
-                _who(row["required"], row["advisory"]),
+                _who(row["required"], row["advisory"], sets),
                 str(row["units"]),
                 ("~" if row["expected_from"] == "receipt" else "")
                 + _seconds(row["expected_s"]),
@@ -241,6 +251,7 @@ def _why(row: "Row") -> str:
 def _result(found: "Qualification") -> list[str]:
     if not found.rows:
         return ["the series names no gate: not tested"]
+    sets = _count((*r.asked.required, *r.asked.advisory) for r in found.rows)
     lines = table(
         ["gate", "verdict", "by", "time", "for (advisory)", "why"],
         [
@@ -249,7 +260,7 @@ def _result(found: "Qualification") -> list[str]:
                 str(row.document["verdict"] or "not decided"),
                 _by(row),
                 _seconds(row.document["ns"] / 1e9) if row.source == "ran" else "-",
-                _who(list(row.asked.required), list(row.asked.advisory)),
+                _who(list(row.asked.required), list(row.asked.advisory), sets),
                 _why(row),
             ]
             for row in found.rows
