@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from stackctl.errors import StackctlError
 from stackctl.gates import arms as arms_
 from stackctl.gates import snapshot
 from stackctl.gates.arms import ArmFolder, Trees, holds, lay_over
@@ -475,4 +476,14 @@ def versions(gate: Gate, here: Here) -> dict[str, str]:
     wanted = dict.fromkeys([*VERSIONS, *needed])
     found = {name: python.packages[name] for name in wanted if name in python.packages}
     own = {"python": python.version or "unknown", "stackctl": __version__}
-    return {**own, **found}
+    return {**own, **_git(), **found}
+
+
+def _git() -> dict[str, str]:
+    """Return the version of git, which a pack's machine need not have."""
+    try:
+        from stackctl.git.command import git_version
+
+        return {"git": ".".join(map(str, git_version()))}
+    except (ImportError, StackctlError):
+        return {}

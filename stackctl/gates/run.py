@@ -535,8 +535,9 @@ class Engine:
         slots = [slot for slot in plan.schedule.slots if slot.unit not in known]
         total = len(plan.schedule.slots)
         host.open(Task(gate, plan.arms, total, plan.schedule.seed, tests), folder)
-        if any(unit.problems or unit.stop for unit in known.values()):
-            slots = []  # what is there decides already
+        decided = any(unit.problems or unit.stop for unit in known.values())
+        if decided or self._decided(plan, known):
+            slots = []  # it was interrupted before it could say so
 
         def one(slot: Slot) -> Unit:
             unit = host.unit(slot, self.stop)

@@ -303,6 +303,47 @@ def test_an_interrupted_run_is_taken_up_where_it_stood(project, tmp_path, number
     assert sorted((folder / "started").read_text().split()) == list("0011223")
 
 
+TIMED = """
+import random
+unit = int(os.environ["STACKCTL_GATE_UNIT"])
+draw = random.Random(unit)
+noise = [draw.gauss(0, 0.01) for _ in range(8)]
+order = ["base", "on", "on", "base"] * 2
+values = {
+    "base": [100 + noise[n] for n, arm in enumerate(order) if arm == "base"],
+    "on": [50 + noise[n] for n, arm in enumerate(order) if arm == "on"],
+}
+say({"schema": 1, "samples": {"cells": {"c": {"order": order, "values": values}}}})
+"""
+CLAIM = """
+[rule]
+statistic = "paired-log-ratio"
+host_load_limit = 100.0
+[[claim]]
+name = "gain"
+cell = "c"
+arm = "on"
+against = "base"
+margin = 0.08
+"""
+
+
+def test_a_run_that_a_look_had_decided_does_not_go_on(project):
+    """Killed after the last unit of a look, it ends there when it is taken up."""
+    both = arms(base="base", on="composed")
+    add_gate(project, "fast", TIMED, CLAIM + both, kind="kernel")
+    first = gate(project, "fast")
+    assert (first.code, first.json["units"]) == (0, 6), first.json
+    receipt = project.folder / first.json["receipt"]
+    kept = receipt.read_bytes()
+    assert json.loads(kept)["predicate"]["scope"]["versions"]["git"].startswith("2.")
+    receipt.unlink()
+    (project.folder / first.json["output"] / "finished.json").unlink()
+    again = gate(project, "fast")
+    assert (again.json["units"], again.json["resumed_units"]) == (6, 6)
+    assert receipt.read_bytes() == kept
+
+
 def test_what_is_thrown_away_is_told(project, tmp_path):
     folder = tmp_path / "state"
     folder.mkdir()
