@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gates on a real Ray cluster: several raylets, some of which are killed.
 
-The tests share one cluster and stand in the order in which it loses nodes. Its GPUs
-are those of a driver's library that answers from variables (`nvml.py`); everything
-else is real.
+The tests share one cluster and stand in the order in which it loses nodes, so they run
+in one process. Its GPUs are those of a driver's library that answers from variables
+(`nvml.py`); everything else is real.
 """
 
 import json
@@ -25,7 +25,6 @@ from support import ROOT, Project, program, program_environment, run
 
 pytestmark = [
     pytest.mark.tools,
-    pytest.mark.xdist_group("ray"),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
