@@ -232,6 +232,8 @@ def from_document(document: object, file: str = "evidence") -> Evidence:
         str(name): _arm(reader, value, f"arms.{name}")
         for name, value in reader.table(top.get("arms"), "arms").items()
     }
+    inputs = reader.table(top.get("inputs", {}), "inputs")
+    reader.tables(inputs, "files", "inputs")
     return Evidence(
         gate=reader.text(top, "gate", ""),
         kind=kind,
@@ -242,7 +244,7 @@ def from_document(document: object, file: str = "evidence") -> Evidence:
             for n, unit in enumerate(reader.tables(top, "units", ""))
         ),
         scope=reader.table(top.get("scope", {}), "scope"),
-        inputs=reader.table(top.get("inputs", {}), "inputs"),
+        inputs=inputs,
         problems=reader.texts(top, "problems", ""),
         limitations=reader.texts(top, "limitations", ""),
         missing=reader.texts(top, "missing", ""),

@@ -220,6 +220,16 @@ def test_an_arm_that_is_none_is_an_answer_about_its_receipt(
     assert len(changed(project)) == 2  # and the others are still answered for
 
 
+def test_a_switch_whose_value_was_removed_is_told_where_the_gate_has_none(
+    project: Path,
+) -> None:
+    env = {"SWITCH": "[removed]"}
+    forged(project, lambda p: p["bound"]["arms"]["on"].update(env=env))
+    assert changed(project) == [
+        'switches of arm on: `SWITCH` was "[removed]", is null now'
+    ]
+
+
 def test_another_kind_is_told(project: Path) -> None:
     forged(project, lambda p: p["gate"].update(kind="image"))
     assert changed(project) == ["kind: was image, is parity now"]

@@ -265,7 +265,7 @@ def _asked(receipt: Receipt, gate: Gate) -> list[str]:
         now = Filter().switches(spec.env)
         # A value that did not get in cannot be compared; the gate's file is.
         before = {
-            key: now.get(key) if value == REMOVED else value
+            key: now[key] if value == REMOVED and key in now else value
             for key, value in arm.env.items()
         }
         said += _changes(f"switches of arm {name}", before, now)

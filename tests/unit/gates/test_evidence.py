@@ -69,6 +69,7 @@ def test_units_tell_what_the_rule_asks():
         (("units", 0, "answer"), [], "units[0].answer"),
         (("units",), {}, "units"),
         (("problems",), [1], "problems"),
+        (("inputs", "files"), [1], "inputs.files[0]"),
     ],
 )
 def test_bad_evidence_names_its_place(path, value, place):
