@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from support import Repo, git
 
@@ -102,6 +102,7 @@ class Pull:
     reviews: list[dict[str, Any]] = field(default_factory=list)
     comments: list[dict[str, Any]] = field(default_factory=list)
     stack: int = 0
+    fork: str = ""
     events: list[str] = field(default_factory=list)
 
 
@@ -135,6 +136,9 @@ class FakeGitHub:
         self.pulls: dict[int, Pull] = {}
         self.stacks: dict[int, list[int]] = {}
         self.last_stack = 0
+        self.issues: set[int] = set()
+        self.old_names: set[str] = set()
+        self.workflows = False
         self.count = 0
         self.drafts = True
         self.delete_on_merge = False
@@ -216,7 +220,8 @@ class FakeGitHub:
         for pull in self.pulls.values():
             if pull.state != "open":
                 continue
-            pull.sha = heads.get(pull.head, pull.sha)
+            if not pull.fork:
+                pull.sha = heads.get(pull.head, pull.sha)
             base = heads.get(pull.base)
             if base and self.has(pull.sha, base):
                 # Whatever got its commits into the base: it counts as merged.
@@ -229,12 +234,12 @@ class FakeGitHub:
         merged = [
             each
             for each in self.pulls.values()
-            if each.head == name and each.merged_at is not None
+            if each.head == name and each.merged_at is not None and not each.fork
         ]
         for pull in self.pulls.values():
             if pull.state != "open":
                 continue
-            if pull.head == name:
+            if pull.head == name and not pull.fork:
                 pull.state = "closed"
                 pull.events.append("closed: branch deleted")
             elif pull.base == name and merged:
@@ -439,14 +444,17 @@ class FakeGitHub:
             "repositories_url": f"{url}/repos", "type": "organization",
         }  # fmt: skip
 
-    def _side(self, ref: str, sha: str) -> dict[str, Any]:
-        owner = self.repo.partition("/")[0]
+    def _side(self, ref: str, sha: str, fork: str = "") -> dict[str, Any]:
+        owner = (fork or self.repo).partition("/")[0]
+        repository = self.repository()
+        if fork:
+            repository |= {"full_name": fork, "name": fork.split("/")[1], "id": 2}
         return {
             "label": f"{owner}:{ref}",
             "ref": ref,
             "sha": sha,
             "user": self.user(owner),
-            "repo": self.repository(),
+            "repo": repository,
         }
 
     def simple(self, pull: Pull) -> dict[str, Any]:
@@ -500,7 +508,7 @@ class FakeGitHub:
             "assignees": [],
             "requested_reviewers": [self.user(each) for each in pull.asked],
             "requested_teams": [self._team(each) for each in pull.teams],
-            "head": self._side(pull.head, pull.sha),
+            "head": self._side(pull.head, pull.sha, pull.fork),
             "base": self._side(pull.base, heads.get(pull.base, "0" * 40)),
             "_links": {name: {"href": url} for name, url in links.items()},
             "author_association": "MEMBER",
@@ -593,6 +601,18 @@ class FakeGitHub:
         """Answer a call of the REST or GraphQL interface."""
         if call.path == "/api/graphql":
             return 200, self._graphql(call.body), {}
+        if call.path == "/api/v3/repositories/1":
+            return 200, self.repository(), {}
+        for name in self.old_names:
+            start, found, rest = call.path.partition(f"/repos/{name}/")
+            if start == "/api/v3" and found:
+                query = urlencode(call.query)
+                url = f"{self._api}/repositories/1/{rest}" + (query and f"?{query}")
+                words = (
+                    "Moved Permanently" if call.verb == "GET" else "Temporary Redirect"
+                )
+                status = 301 if call.verb == "GET" else 307
+                return status, {"message": words, "url": url}, {"Location": url}
         prefix = f"/api/v3/repos/{self.repo}"
         if not call.path.startswith(prefix + "/"):
             raise Problem(404, "Not Found")
@@ -673,8 +693,9 @@ class FakeGitHub:
         state = call.query.get("state", "open")
         found = []
         for pull in sorted(self.pulls.values(), key=lambda each: -each.number):
-            owner, _, head = call.query.get("head", "").partition(":")
-            if head and (pull.head != head or owner != self.repo.partition("/")[0]):
+            head = call.query.get("head", "")
+            owner = (pull.fork or self.repo).partition("/")[0]
+            if head and head != f"{owner}:{pull.head}":
                 continue
             if call.query.get("base", pull.base) != pull.base:
                 continue
@@ -692,7 +713,7 @@ class FakeGitHub:
                 raise invalid("PullRequest", field=word, code="invalid")
         for pull in self.pulls.values():
             same = (pull.head, pull.base, pull.state) == (head, base, "open")
-            if same and pull.number != but:
+            if same and not pull.fork and pull.number != but:
                 owner = self.repo.partition("/")[0]
                 raise custom(f"A pull request already exists for {owner}:{head}.")
         if head == base or not self.between(heads[base], heads[head]):
@@ -719,7 +740,7 @@ class FakeGitHub:
                 422,
                 "Draft pull requests are not supported in this repository.",
             )
-        number = max(self.pulls, default=0) + 1
+        number = max((*self.pulls, *self.issues), default=0) + 1
         pull = Pull(
             number, body["title"], body.get("body") or "", head, body["base"],
             self.heads()[head], self.login, bool(body.get("draft")),
@@ -774,6 +795,8 @@ class FakeGitHub:
 
     def _add_labels(self, call: Call, number: str) -> Any:
         pull = self._find(number)
+        if any(len(name) > 50 for name in call.body["labels"]):
+            raise invalid("Label", code="too_long", field="name")
         for name in call.body["labels"]:
             self.known_labels.add(name)
             if name not in pull.labels:
@@ -933,10 +956,20 @@ class FakeGitHub:
         hook.write_text(
             f'#!/bin/sh\nfor ref in {names}; do if [ "$1" = "$ref" ]; then\n'
             'echo "GH006: Protected branch update failed for $1." >&2; exit 1\n'
-            "fi; done\nexit 0\n"
+            "fi; done\n" + ("" if self.workflows else _NO_WORKFLOWS) + "exit 0\n"
         )
         hook.chmod(0o755)
 
+
+#: A token without the right for it brings no workflow that is new to the repository.
+_NO_WORKFLOWS = """\
+case $3 in *[!0]*)
+for file in $(git diff-tree -r --root --no-commit-id --name-only --diff-filter=AM -m \\
+  $(git rev-list $3 --not --all) -- .github/workflows 2>/dev/null); do
+    echo "refusing to allow a Personal Access Token to create or update workflow" \\
+      "\\`$file\\` without \\`workflow\\` scope" >&2; exit 1
+done;; esac
+"""
 
 _ROUTES = (
     ("GET", r"/git/matching-refs/(.+)", "_matching"),

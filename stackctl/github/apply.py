@@ -164,7 +164,10 @@ class _Worker:
             found = self.endpoint.pages(
                 "/pulls", head=f"{owner}:{action.branch}", state="open"
             )
-            return found[0] if found else None
+            for each in found:
+                if look.is_of(each, self.stack.repo, action.branch):
+                    return each
+            return None
 
         try:
             raw = self._open(body, there)
@@ -232,9 +235,16 @@ class _Worker:
 
     def _label(self, action: Label) -> None:
         number = self._pull(action.set).number
-        self.endpoint.send(
-            "POST", f"/issues/{number}/labels", {"labels": list(action.labels)}
-        )
+        # One by one: GitHub refuses all where it refuses one.
+        for each in action.labels:
+            try:
+                self.endpoint.send(
+                    "POST", f"/issues/{number}/labels", {"labels": [each]}
+                )
+            except RefusedError as error:
+                if error.status != 422:
+                    raise
+                self._note(action.set, f"label {each} is not put on: {error.message}")
 
     def _ask(self, action: Ask) -> None:
         pull = self._pull(action.set)
@@ -257,7 +267,13 @@ class _Worker:
                 self._note(action.set, f"{each} cannot be asked: {error.message}")
 
     def _ready(self, action: Ready) -> None:
-        self.endpoint.graphql(_READY, {"id": self._pull(action.set).node})
+        pull = self._pull(action.set)
+        try:
+            self.endpoint.graphql(_READY, {"id": pull.node})
+        except RefusedError:
+            # Somebody was faster, or the answer to it was lost.
+            if self._read(pull.number).draft:
+                raise
 
     def _retarget(self, action: Retarget) -> None:
         path = f"/pulls/{action.number}"

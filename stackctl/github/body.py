@@ -72,6 +72,8 @@ def _code(names: Sequence[str]) -> str:
 
 def _cell(text: str) -> str:
     safe = text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    # Titles of other sets: nobody is to be called by them, and no issue to be closed.
+    safe = re.sub(r"[@#](?=\w)|\bGH-(?=\d)|:(?=//)", r"\g<0>&#8203;", safe)
     return " ".join(safe.split())
 
 

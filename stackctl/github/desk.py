@@ -105,7 +105,7 @@ class Desk:
         )
         for known in pulls.values():
             for pull in known:
-                if pull.state == "open":
+                if pull.state == "open" and not pull.fork:
                     branches.setdefault(pull.head, pull.sha)
         heads = self._heads(base, stack, branches, pulls)
         pulls = {
@@ -227,14 +227,16 @@ class Desk:
             known = pulls.get(layer.set, ())
             pull = newest(known)
             mine = [carried_name(stack.prefix, layer.set)]
-            if pull is not None and pull.state == "open":
+            if pull is not None and pull.state == "open" and not pull.fork:
                 mine.append(pull.head)
             mine += [
                 branch_name(stack.prefix, layer.set, number)
                 for number in range(1, len(known) + 2)
             ]
             names |= {name: layer.set for name in mine if name in branches}
-        every = [(name, pull) for name, known in pulls.items() for pull in known]
+        every = [
+            (name, p) for name, known in pulls.items() for p in known if not p.fork
+        ]
         opened = {pull.head for _, pull in every if pull.state == "open"}
         used = {pull.head for _, pull in every} - opened
         wanted = {branches[name]: names[name] for name in names if name not in used}

@@ -12,8 +12,9 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 from stackctl.errors import RemoteError
 from stackctl.github.token import RIGHTS, Token
@@ -37,6 +38,7 @@ _SECONDARY_WAIT: Final = 60.0
 _BUSY: Final = frozenset((500, 502, 503, 504))
 _ATTEMPTS: Final = 6
 _PAGE: Final = 100
+_MAX_PAGES: Final = 1000
 _LIMIT: Final = re.compile(
     r"secondary rate limit|abuse detection|submitted too quickly|API rate limit", re.I
 )
@@ -135,17 +137,9 @@ class Endpoint:
     def _connect(self) -> "Requester":
         if self._requester is None:
             # Costly to import.
-            from github import Auth, Github
+            from stackctl.github.transport import connect
 
-            self._requester = Github(
-                base_url=self.api,
-                auth=Auth.Token(self._token.reveal()),
-                retry=None,
-                timeout=TIMEOUT,
-                seconds_between_requests=0,
-                seconds_between_writes=0,
-                user_agent="stackctl",
-            ).requester
+            self._requester = connect(self.api, self._token.reveal(), TIMEOUT)
         return self._requester
 
     # -- requests
@@ -158,9 +152,12 @@ class Endpoint:
             **parameters: Parameters of the query.
 
         Raises:
-            RemoteError: It cannot be had.
+            RemoteError: It cannot be had, or is no object.
         """
-        return self._get(self._url(path, parameters))[0]
+        found = self._get(self._url(path, parameters))[0]
+        if not isinstance(found, dict):
+            raise self._bad_answer(path)
+        return found
 
     def find(self, path: str, **parameters: object) -> Any:
         """Ask for something that may be missing; return None then.
@@ -197,10 +194,16 @@ class Endpoint:
     def _all(self, url: str, key: str) -> list[Any]:
         path = url
         out: list[Any] = []
+        seen: set[str] = set()
         while url:
+            if url in seen or len(seen) == _MAX_PAGES:
+                raise self._bad_answer(path)
+            seen.add(url)
             page, url = self._get(url)
             found = page.get(key) if key and isinstance(page, dict) else page
             if not isinstance(found, list):
+                raise self._bad_answer(path)
+            if not all(isinstance(each, dict) for each in found):
                 raise self._bad_answer(path)
             out += found
         return out
@@ -267,6 +270,8 @@ class Endpoint:
         if status == 304 and known is not None:
             return known[1], known[2]
         behind = _next(answer.get("link", ""))
+        if behind and not behind.startswith(f"{self.api}/"):
+            raise self._bad_answer(_short(url))
         if "etag" in answer:
             self._known[url] = (answer["etag"], document, behind)
         return document, behind
@@ -314,7 +319,7 @@ class Endpoint:
                     return 200, found, {}
                 continue
             status, answered, text = answer
-            document = self._parse(text, url) if text.strip() else None
+            document = self._parse(text, url, status) if text.strip() else None
             wait = _limit(status, answered, document, limits)
             if wait is not None:
                 limits += 1
@@ -322,7 +327,7 @@ class Endpoint:
                     wait = max(wait, _SECONDARY_WAIT * 60)
                 self.patience.wait(wait, "GitHub's rate limit", "rate-limited")
                 continue
-            if status >= 400:
+            if status >= 300 and status != 304:
                 raise self._refused(verb, url, status, answered, document)
             return status, document, answered
         raise RemoteError(
@@ -339,7 +344,10 @@ class Endpoint:
         headers: dict[str, str],
     ) -> tuple[int, dict[str, str], str] | None:
         """Send one request; return None where no answer came."""
+        # Costly to import.
         import requests
+
+        from stackctl.github.transport import EndlessError, MovedError
 
         requester = self._connect()
         try:
@@ -355,21 +363,51 @@ class Endpoint:
                 kind="unreachable",
                 hint="set SSL_CERT_FILE or REQUESTS_CA_BUNDLE",
             ) from error
+        except MovedError as error:
+            raise self._moved(url, error.location) from error
         except (requests.exceptions.RequestException, OSError):
             self.close()
             return None
-        except (RuntimeError, ValueError) as error:
-            # PyGithub: a redirect to another host, a header that is no number.
+        except (EndlessError, RuntimeError, ValueError) as error:
+            # Of PyGithub: a header that is no number.
+            self.close()
             raise self._bad_answer(_short(url)) from error
         return status, {k.lower(): str(v) for k, v in answered.items()}, text
 
     # -- answers
 
-    def _parse(self, text: str, url: str) -> Any:
+    def _parse(self, text: str, url: str, status: int) -> Any:
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError) as error:
+            if status < 300:
+                raise self._bad_answer(_short(url)) from error
             return {"message": text[:200]}
+
+    def _moved(self, url: str, location: str) -> RemoteError:
+        """Return the error for a redirect: the name of the repository is an old one."""
+        here = urlsplit(self.api)
+        there = urlsplit(urljoin(f"{self.api}/", location))
+        if (here.scheme, here.netloc) != (there.scheme, there.netloc):
+            return self._bad_answer(_short(url))
+        name = ""
+        match = re.fullmatch(r".*(/repositories/[0-9]+)(?:/.*)?", there.path)
+        # Only once: what that is sent elsewhere too has no name.
+        if match and not url.startswith("/repositories/"):
+            with suppress(RemoteError):
+                answer = self._once("GET", match[1], None, {})
+                if answer is not None and answer[0] == 200:
+                    found = self._parse(answer[2], match[1], 200)
+                    name = str(
+                        found.get("full_name") if isinstance(found, dict) else ""
+                    )
+        return RemoteError(
+            f"{self.repo} has moved on GitHub" + (f", to {name}" if name else ""),
+            kind="repository-moved",
+            hint="write its name of today as `repo` in [github] of series.toml, and in "
+            "each `pull` that names the old one",
+            where={"repo": self.repo, "now": name or None},
+        )
 
     def _bad_answer(self, path: str) -> RemoteError:
         return RemoteError(
@@ -427,7 +465,8 @@ def _reasons(found: Any) -> tuple[str, ...]:
     if not isinstance(found, dict):
         return ()
     out = []
-    for each in found.get("errors") or ():
+    errors = found.get("errors")
+    for each in errors if isinstance(errors, list) else ():
         if isinstance(each, dict):
             words = [str(each[k]) for k in ("field", "code") if each.get(k)]
             out.append(str(each.get("message") or " ".join(words)))
@@ -450,7 +489,14 @@ def _limit(
         document: Its JSON document.
         before: How often it was a limit already, for this request.
     """
-    if status not in (403, 429):
+    said = "; ".join(_reasons(document))
+    if status in (200, 422):
+        # GraphQL answers 200 at a limit; what was created too fast is 422.
+        errors = document.get("errors") if isinstance(document, dict) else None
+        kinds = [e.get("type") for e in errors or () if isinstance(e, dict)]
+        if not errors or not ("RATE_LIMITED" in kinds or _LIMIT.search(said)):
+            return None
+    elif status not in (403, 429):
         return None
     after = headers.get("retry-after", "")
     if after.strip().isdecimal():
@@ -464,7 +510,6 @@ def _limit(
             if told is not None:
                 now = email.utils.mktime_tz(told)
             return max(1.0, float(reset) - now + 1)
-    message = str(document.get("message", "")) if isinstance(document, dict) else ""
-    if status == 429 or _LIMIT.search(message):
+    if status in (200, 422, 429) or _LIMIT.search(said):
         return float(_SECONDARY_WAIT * 2**before)
     return None

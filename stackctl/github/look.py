@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looking at GitHub: our branches and their pull requests, reviews and checks."""
 
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from stackctl.errors import RemoteError
+from stackctl.errors import ConflictError, RemoteError
 from stackctl.github.endpoint import Endpoint, RefusedError
 from stackctl.github.model import PullRequest, State, branch_name
 from stackctl.model.ids import GIT_ID, CommitId
 from stackctl.model.series import PatchSet
 
+_BAD_REF = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[/.]|[/.]$|^$")
 _FAILED = frozenset(
     ("failure", "timed_out", "cancelled", "action_required", "startup_failure", "stale")
 )
@@ -25,10 +28,14 @@ def branches(endpoint: Endpoint, prefix: str) -> dict[str, CommitId]:
     found = endpoint.get_all(f"/git/matching-refs/heads/{prefix}")
     out = {}
     for each in found:
-        name = str(each["ref"]).removeprefix("refs/heads/")
+        name = str(each.get("ref")).removeprefix("refs/heads/")
         if not name.startswith(prefix):
             continue
-        out[name] = CommitId(each["object"]["sha"])
+        target = each.get("object")
+        sha = target.get("sha") if isinstance(target, dict) else None
+        if not isinstance(sha, str) or not GIT_ID.match(sha) or _BAD_REF.search(name):
+            raise _not_known("branch", repr(each)[:200])
+        out[name] = CommitId(sha)
     return out
 
 
@@ -67,12 +74,15 @@ def pulls_of(
     """Return the pull requests of each set, the newest first.
 
     They are found by the names of the branches; a pull request that series.toml names
-    counts too, whatever its branch is called.
+    counts too, whatever its branch is called. One from a fork counts once it is merged.
 
     Args:
         endpoint: The repository.
         sets: The sets.
         prefix: Start of the branches' names.
+
+    Raises:
+        ConflictError: series.toml names what is no pull request.
     """
     owner = endpoint.repo.partition("/")[0]
     out: dict[str, tuple[PullRequest, ...]] = {}
@@ -82,7 +92,8 @@ def pulls_of(
         while True:
             name = branch_name(prefix, item.name, number)
             listed = endpoint.pages("/pulls", head=f"{owner}:{name}", state="all")
-            mine = [each for each in map(read_pull, listed) if each.head == name]
+            ours = [each for each in listed if is_of(each, endpoint.repo, name)]
+            mine = list(map(read_pull, ours))
             found |= {each.number: each for each in mine}
             # Only a closed one makes room for the next number.
             if not mine or any(each.state == "open" for each in mine):
@@ -96,8 +107,19 @@ def pulls_of(
             and named not in found
         ):
             raw = endpoint.find(f"/pulls/{named}")
-            if raw is not None and _same_repo(raw, endpoint.repo):
-                found[named] = read_pull(raw)
+            if raw is None:
+                raise ConflictError(
+                    f"{endpoint.repo} has no pull request #{named}, which set "
+                    f"`{item.name}` names",
+                    kind="no-such-pull",
+                    hint="an issue has that number, or nothing: correct `pull` of the "
+                    "set in series.toml, or take it out to open a new one",
+                    where={"set": item.name, "number": named},
+                )
+            pull = read_pull(raw)
+            pull = replace(pull, fork=not _same_repo(raw, endpoint.repo))
+            if not found or not pull.fork or pull.state == "merged":
+                found[named] = pull
         order = sorted(found, reverse=True)
         out[item.name] = tuple(found[each] for each in order)
     return out
@@ -108,6 +130,19 @@ def _same_repo(raw: Mapping[str, Any], repo: str) -> bool:
     head = raw.get("head") or {}
     there = head.get("repo") or {}
     return str(there.get("full_name", "")).lower() == repo.lower()
+
+
+def is_of(raw: Mapping[str, Any], repo: str, branch: str) -> bool:
+    """Return whether a pull request is of a branch of the repository itself.
+
+    Forks of the same owner answer to the same `owner:branch`.
+
+    Args:
+        raw: The JSON object.
+        repo: `owner/name`.
+        branch: Name of the branch.
+    """
+    return read_pull(raw).head == branch and _same_repo(raw, repo)
 
 
 def read_pull(raw: Any) -> PullRequest:
@@ -126,8 +161,12 @@ def read_pull(raw: Any) -> PullRequest:
             state = "merged"
             landed = raw.get("merge_commit_sha")
         sha = raw["head"]["sha"]
-        if not GIT_ID.match(sha):
-            raise ValueError(sha)
+        for each in (sha, landed):
+            if each is not None and not GIT_ID.match(each):
+                raise ValueError(each)
+        for side in (raw["head"], raw["base"]):
+            if not isinstance(side["ref"], str) or _BAD_REF.search(side["ref"]):
+                raise ValueError(side["ref"])
         teams = raw.get("requested_teams") or ()
         owner = str(raw["base"]["label"]).partition(":")[0] if raw["base"] else ""
         return PullRequest(
@@ -151,12 +190,16 @@ def read_pull(raw: Any) -> PullRequest:
             labels=frozenset(str(each["name"]) for each in raw.get("labels") or ()),
             stack=int((raw.get("stack") or {}).get("number") or 0),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise RemoteError(
-            f"GitHub describes a pull request in a way that is not known: {error!r}",
-            kind="bad-answer",
-            hint="check GITHUB_API_URL",
-        ) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _not_known("pull request", repr(error)[:200]) from error
+
+
+def _not_known(what: str, why: str) -> RemoteError:
+    return RemoteError(
+        f"GitHub describes a {what} in a way that is not known: {why}",
+        kind="bad-answer",
+        hint="check GITHUB_API_URL",
+    )
 
 
 def based_on(endpoint: Endpoint, branch: str) -> set[int]:
@@ -181,7 +224,8 @@ def reviews_of(endpoint: Endpoint, pull: PullRequest) -> dict[str, str]:
     """
     out: dict[str, str] = {}
     for each in endpoint.pages(f"/pulls/{pull.number}/reviews"):
-        who = str((each.get("user") or {}).get("login", "ghost"))
+        user = each.get("user")
+        who = str(user.get("login")) if isinstance(user, dict) else "ghost"
         word = str(each.get("state", "")).lower().replace("_", "-")
         if who == pull.author or word == "pending":
             continue
@@ -216,7 +260,8 @@ def checks_of(endpoint: Endpoint, commit: CommitId) -> str:
             return "unknown"
         raise
     if status.get("total_count"):
-        words.add({"error": "failure"}.get(status["state"], status["state"]))
+        state = str(status.get("state"))
+        words.add({"error": "failure"}.get(state, state))
     for word in ("failure", "pending", "success"):
         if word in words:
             return word

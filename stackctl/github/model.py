@@ -166,6 +166,7 @@ class PullRequest:
         labels: Its labels.
         stack: Number of GitHub's own stack that it is in, 0 where it is in none.
         checks: `success`, `failure`, `pending`, `none` or `unknown`.
+        fork: Whether its branch is in another repository.
     """
 
     number: int
@@ -186,6 +187,7 @@ class PullRequest:
     labels: frozenset[str] = frozenset()
     stack: int = 0
     checks: str = "unknown"
+    fork: bool = False
 
     @property
     def reviewed(self) -> bool:

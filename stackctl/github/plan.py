@@ -542,12 +542,20 @@ class _Planner:
             self._note(layer.set, f"no pull request here: {layer.elsewhere}")
             return "carried", carried, None
         pull = self.seen.pull(layer.set)
-        if pull is not None and pull.state == "open":
+        if pull is not None and pull.state == "open" and not pull.fork:
             return "open", pull.head, pull
         if pull is None:
             return self._fresh(layer)
         if layer.set in self.wish.again:
             return self._fresh(layer)
+        if pull.fork and pull.state != "merged":
+            self.states[layer.set] = f"#{pull.number}, from a fork"
+            self._note(
+                layer.set,
+                f"#{pull.number} is from a fork and stays as it is; a pull request of "
+                f"the stack needs --again {layer.set}",
+            )
+            return "carried", carried, None
         if pull.state == "merged" and pull.base in self.branches.values():
             into = next(
                 (name for name, each in self.branches.items() if each == pull.base),
@@ -885,6 +893,8 @@ class _Planner:
             for pull in pulls:
                 present = self.seen.branches.get(pull.head)
                 if pull.state == "open" or present is None or pull.head in needed:
+                    continue
+                if pull.fork:
                     continue
                 if not pull.head.startswith(self.stack.prefix):
                     continue  # not a branch that we made

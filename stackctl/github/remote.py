@@ -338,11 +338,15 @@ class Remote:
             if text.startswith("remote: ")
         ]
         why = "; ".join([reason.strip(), *[text for text in said if text]])
+        hint = "check the repository's branch protection and rulesets, and `prefix` in "
+        hint += "[github]; nothing was pushed"
+        if "workflow" in why:
+            hint = "the token also needs Workflows: write (classic tokens: the scope "
+            hint += "`workflow`); nothing was pushed"
         raise RemoteError(
             self._token.hide(f"GitHub refuses the push to {branch}: {why}"),
             kind="push-refused",
-            hint="check the repository's branch protection and rulesets, and `prefix` "
-            "in [github]; nothing was pushed",
+            hint=hint,
             where={"branch": branch},
         )
 
