@@ -249,6 +249,9 @@ def register(group: typer.Typer) -> None:
 
         A pull request is a draft until --ready names its set. Reviewed commits stay:
         an update is a commit on top. Stop it anywhere and run it again.
+
+        Exits 4 where a branch moved meanwhile, 5 where nothing may be done (the answer
+        says why), 6 where GitHub refuses or has to be waited for.
         """
         from stackctl.github.plan import Wish
 
@@ -281,7 +284,7 @@ def register(group: typer.Typer) -> None:
         The pull request above a landed one gets the base of that one; then branches
         that nothing needs are deleted. A set that the pinned base contains becomes
         superseded in series.toml. Nothing that the series changed is pushed: that is
-        `pr submit`.
+        `pr submit`. Exit codes are those of `pr submit`.
         """
         from stackctl.github.plan import Wish
 

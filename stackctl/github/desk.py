@@ -247,7 +247,10 @@ class Desk:
         # What a branch may have been made on: anything of another set, any landing.
         others = [(name, pull.sha) for name, pull in every]
         others += [("", pull.landed) for _, pull in every if pull.landed is not None]
-        others += [(names[name], branches[name]) for name in names]
+        for name, commit in branches.items():
+            stem = name.removeprefix(stack.prefix).partition(".")[0]
+            if name != stack.trunk:
+                others.append((names.get(name, stem), commit))
         below: CommitId = stack.start
         for layer in stack.layers:
             below = layer.grown_on(below)[-1][0]

@@ -364,3 +364,29 @@ def test_a_team_is_asked_once(team: Team) -> None:
     assert team.call("submit")["plan"] == [] and server.pulls[3].teams == []
     notes = team.call("submit", "--again", "alpha", "--ready", "alpha")["notes"]
     assert any("gets no new pull request" in each["text"] for each in notes)
+
+
+def test_a_pull_request_from_a_fork(tmp_path: Path, server: FakeGitHub) -> None:
+    project = three(tmp_path / "project")
+    team = Team(project, server)
+    server.seed(project.repo, project.tips["alpha"], "theirs")
+    server.git("update-ref", "-d", "refs/heads/theirs")
+    server.refs.pop("theirs")
+    server.pulls[1] = Pull(
+        1, "Mine", "Hi.", "patch-1", "main", project.tips["alpha"], "cyd",
+        fork="cyd/r",
+    )  # fmt: skip
+    team.text = team.text.replace(
+        'name = "alpha"\n', 'name = "alpha"\npull = { repo = "o/r", number = 1 }\n'
+    )
+    done = team.call("submit")
+    assert any("is in a fork" in each["text"] for each in done["notes"])
+    assert server.pulls[1].body == "Hi." and len(server.pulls) == 3
+    assert server.pulls[2].base == "stack/demo/alpha.carried"
+    assert "#1, from a fork" in server.pulls[2].body
+    assert team.call("submit")["plan"] == []
+    server.merge(1)
+    team.call("sync")
+    assert server.pulls[2].base == "main"
+    assert "ten" not in server.shown(2).replace(" ten", "")
+    assert team.call("sync")["plan"] == []
