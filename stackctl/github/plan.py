@@ -630,6 +630,11 @@ class _Planner:
                 "stack decides",
             )
             return
+        if not self.wish.content and pull.base in self._live():
+            # Another order: its base may only change together with the commits.
+            self._note(layer.set, f"is to stand on {below}: stackctl pr submit")
+            self.held = self.held or layer.set
+            return
         known = self.seen.pulls
         why = "the set below has changed"
         for landing in self.stack.landings:
@@ -638,6 +643,18 @@ class _Planner:
         if pull.base == self.stack.trunk:
             why = f"it stands on {below}"
         self.late.append(Retarget(layer.set, pull.number, pull.base, below, why))
+
+    def _live(self) -> set[str]:
+        """Return the branches that the sets have on GitHub now."""
+        out = set()
+        for layer in self.stack.layers:
+            pull = self.seen.pull(layer.set)
+            opened = pull is not None and pull.state == "open" and not pull.fork
+            if pull is not None and opened and not layer.elsewhere:
+                out.add(pull.head)
+            else:
+                out.add(carried_name(self.stack.prefix, layer.set))
+        return out
 
     def _head(
         self,

@@ -96,6 +96,23 @@ def test_sync_does_not_push_what_the_author_changed(team: Team) -> None:
     assert team.call("status", code=1)["plan"]
 
 
+def test_sync_does_not_change_the_order(team: Team) -> None:
+    server, text = team.github, team.text
+    a, b = text.index('[[set]]\nname = "beta"'), text.index('[[set]]\nname = "gamma"')
+    end = text.index("[github]")
+    team.text = text[:a] + text[b:end] + "\n" + text[a:b] + text[end:]
+    heads = server.heads()
+    done = team.call("sync")
+    assert server.heads() == heads
+    assert [each for each in done["plan"] if each["kind"] != "edit"] == []
+    assert any("is to stand on" in each["text"] for each in done["notes"])
+    assert [each.base for each in server.open_pulls()] == [
+        "main", "stack/demo/alpha", "stack/demo/beta",
+    ]  # fmt: skip
+    team.call("submit")
+    assert team.call("sync")["plan"] == []
+
+
 def test_changed_and_landed_at_once(team: Team) -> None:
     server = team.github
     team.patch("beta", ("beta: 40\n", {"pkg/core.py": core(_10="ten", _40="40")}))

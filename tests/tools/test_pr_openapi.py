@@ -52,6 +52,7 @@ def test_a_whole_life(team: Team, judge: Judge) -> None:
     server.close(2)
     team.call("sync", "--delete-closed")
     team.call("submit", "--again", "beta")
+    team.call("sync")
     server.make_stack(4, 3)
     team.call("status", code=0)
     assert {each.split(" ", 1)[0] for each in judge.seen} == {"GET", "POST", "PATCH"}
