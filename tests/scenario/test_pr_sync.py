@@ -397,7 +397,7 @@ def test_a_pull_request_from_a_fork(tmp_path: Path, server: FakeGitHub) -> None:
         'name = "alpha"\n', 'name = "alpha"\npull = { repo = "o/r", number = 1 }\n'
     )
     done = team.call("submit")
-    assert any("is in a fork" in each["text"] for each in done["notes"])
+    assert any("is from a fork" in each["text"] for each in done["notes"])
     assert server.pulls[1].body == "Hi." and len(server.pulls) == 3
     assert server.pulls[2].base == "stack/demo/alpha.carried"
     assert "#1, from a fork" in server.pulls[2].body
