@@ -4,7 +4,9 @@
 import errno
 import json
 import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -230,17 +232,66 @@ def _amount(done: int, total: int) -> str:
     return f"({done} of {total})"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+#: A last column as wide as this is text, which may be wrapped.
+_TEXT = 24
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None
+) -> list[str]:
     """Return a plain table's lines: columns padded, two spaces apart.
 
     Args:
         header: Column names.
         rows: Cells; as many per row as the header has.
+        width: Columns to which a table whose last column is text is folded; by default
+            those of the terminal. Files and pipes get one line a row.
     """
     cells = [list(header), *[list(map(printable, row)) for row in rows]]
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
+    room = _terminal_columns() if width is None else width
+    total = sum(widths) + 2 * (len(widths) - 1)
+    if room and total > room > 2 * _TEXT and widths[-1] > _TEXT:
+        return _folded(cells, widths, room)
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         for row in cells
     ]
     return [line.rstrip() for line in lines]
+
+
+def _terminal_columns() -> int | None:
+    """Return the width of the terminal on standard output, None where it is none."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def _folded(cells: list[list[str]], widths: list[int], room: int) -> list[str]:
+    """Return a table's lines with the columns that do not fit below the first ones."""
+    groups: list[list[int]] = [[]]
+    end = -2
+    for number, width in enumerate(widths):
+        last = number == len(widths) - 1
+        if groups[-1] and end + 2 + (_TEXT if last else width) > room:
+            groups.append([])
+            end = 2
+        groups[-1].append(number)
+        end += 2 + width
+    lines = []
+    for row in cells:
+        for position, group in enumerate(groups):
+            start = "    " if position else ""
+            for number in group[:-1]:
+                start += row[number].ljust(widths[number]) + "  "
+            wrapped = textwrap.wrap(
+                row[group[-1]],
+                room,
+                initial_indent=start,
+                subsequent_indent=" " * len(start),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            # Without a last cell nothing is wrapped, nor are the others shown.
+            lines += wrapped or [start.rstrip()]
+    return [line for line in lines if line.strip()]

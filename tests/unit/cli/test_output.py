@@ -34,6 +34,47 @@ def test_tables_are_aligned_and_have_no_trailing_blanks() -> None:
     assert lines == ["a       long header", "x       y", "longer"]
 
 
+WIDE = (
+    ["gate", "verdict", "why"],
+    [
+        ["first", "qualified", "twelve cases were compared and all were equal " * 2],
+        ["second", "rejected", ""],
+    ],
+)
+
+
+def test_a_table_that_fits_or_goes_to_a_file_keeps_one_line_a_row() -> None:
+    assert output.table(*WIDE, width=200) == output.table(*WIDE)
+    assert len(output.table(*WIDE)) == 3
+
+
+def test_text_is_wrapped_in_its_column_on_a_narrow_terminal() -> None:
+    lines = output.table(*WIDE, width=60)
+    assert max(map(len, lines)) <= 60
+    assert lines[1].startswith("first   qualified  twelve cases")
+    assert lines[2].startswith(" " * 19) and lines[2][19] != " "
+    assert lines[-1] == "second  rejected"
+    assert " ".join(" ".join(lines).split()) == " ".join(
+        " ".join(output.table(*WIDE)).split()
+    )
+
+
+def test_columns_that_do_not_fit_go_below_and_lose_nothing() -> None:
+    header = ["gate", "for", "digest", "why"]
+    rows = [["g" * 20, "f" * 30, "d" * 64, "a reason " * 9], ["h", "", "", "short"]]
+    lines = output.table(header, rows, width=80)
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "gate                  for"
+    assert lines[1].startswith("    digest")
+    wide = output.table(header, rows)
+    assert " ".join(lines).split() == " ".join(wide).split()
+
+
+def test_a_table_without_text_is_left_to_the_terminal() -> None:
+    rows = [["a" * 60, "b" * 60, "applied"]]
+    assert len(output.table(["patch", "tree", "state"], rows, width=80)) == 2
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_an_error_is_a_message_or_a_document(
     as_json: bool, capsys: pytest.CaptureFixture[str]
