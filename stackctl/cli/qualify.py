@@ -27,6 +27,7 @@ from stackctl.cli.selection import split_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from stackctl.gates.answers import Answers
     from stackctl.gates.qualify import Qualification, Row
 
 EXAMPLE = (
@@ -127,7 +128,9 @@ def register(app: typer.Typer) -> None:
             )
             if dry_run:
                 rows = forecast(engine, asked, answers, run_all=run_all)
-                return Outcome({"gates": rows}, lambda: _forecast(rows))
+                return Outcome(
+                    {"gates": rows}, lambda: [*_forecast(rows), *_unjudged(answers)]
+                )
             note = session.progress.note
 
             def told(row: "Row") -> None:
@@ -145,7 +148,22 @@ def register(app: typer.Typer) -> None:
             document = found.document()
             if executor == "ray":
                 document["shipped"] = list(engine.executor.shipped)
-        return Outcome(document, lambda: _result(found), VERDICT_CODES[found.verdict])
+        return Outcome(
+            document,
+            lambda: [*_unjudged(answers), *_result(found)],
+            VERDICT_CODES[found.verdict],
+        )
+
+
+def _unjudged(answers: "Answers") -> list[str]:
+    """Say what to install where receipts are there and nothing can judge them."""
+    count = len(answers.unjudged)
+    if not count:
+        return []
+    return [
+        f"the receipts of {_gates(count)} are not judged here: pip install "
+        "'stackctl[gates]' brings what judges them"
+    ]
 
 
 def _seconds(value: float | None) -> str:

@@ -348,3 +348,6 @@ def test_without_statistics_the_receipts_that_need_none_answer(
     assert (other["verdict"], other["source"]) == ("qualified", "receipt")
     why = "its receipts are not judged: scipy is not installed"
     assert why in row["reasons"]
+    for option in ([], ["--dry-run"]):
+        text = run("qualify", *option, cwd=brought.folder).out
+        assert "the receipts of 1 gate are not judged here: pip install" in text
