@@ -157,10 +157,9 @@ class PrefixSearch:
         left = high - low
         more = math.ceil(math.log2(left)) if left > 1 else 0
         skipped = len(self._skipped)
-        return (
-            f"{left} candidate{'s' if left > 1 else ''} left, about {more} more "
-            f"step{'s' if more != 1 else ''}"
-            + (f", {skipped} skipped" if skipped else "")
+        steps = f", about {more} more step{'s' if more != 1 else ''}" if more else ""
+        return f"{left} candidate{'s' if left > 1 else ''} left{steps}" + (
+            f", {skipped} skipped" if skipped else ""
         )
 
     def finding(self) -> Finding[int]:

@@ -400,11 +400,11 @@ def register(app: typer.Typer) -> None:
             )
 
         def text() -> list[str]:
-            size = made["bytes"] / 1e6
-            return [
-                f"{out}: {len(made['gates'])} gates, {len(made['trees'])} trees, "
-                f"{size:.1f} MB"
-            ]
+            counts = ", ".join(
+                f"{len(made[what])} {what if len(made[what]) != 1 else what[:-1]}"
+                for what in ("gates", "trees")
+            )
+            return [f"{out}: {counts}, {made['bytes'] / 1e6:.1f} MB"]
 
         return Outcome(made, text)
 
