@@ -83,7 +83,9 @@ class Desk:
         self.progress.update("look at GitHub", 0, None)
         branches = look.branches(self.endpoint, self.settings.prefix)
         trunk = self._trunk(base, branches)
-        pulls = look.pulls_of(self.endpoint, self._asked(), self.settings.prefix)
+        pulls = look.pulls_of(
+            self.endpoint, self._asked(), self.settings.prefix, self.settings.base
+        )
         landings, start = self._landings(base, trunk, pulls)
         self.remote.have([base.commit])
         standing = base
@@ -105,7 +107,7 @@ class Desk:
         )
         for known in pulls.values():
             for pull in known:
-                if pull.state == "open" and not pull.fork:
+                if pull.state == "open" and not pull.apart:
                     branches.setdefault(pull.head, pull.sha)
         heads = self._heads(base, stack, branches, pulls)
         pulls = {
@@ -124,10 +126,11 @@ class Desk:
         every = [pull for known in pulls.values() for pull in known]
         ours = {pull.number for pull in every}
         done = {pull.head for pull in every if pull.state != "open"}
+        heads = {pull.head for pull in every if pull.state == "open" and pull.apart}
         return frozenset(
             name
             for name in sorted(done & branches.keys())
-            if look.based_on(self.endpoint, name) - ours
+            if name in heads or look.based_on(self.endpoint, name) - ours
         )
 
     def taken_upstream(self, stack: Stack, seen: Seen) -> list[tuple[str, str]]:
@@ -227,7 +230,7 @@ class Desk:
             known = pulls.get(layer.set, ())
             pull = newest(known)
             mine = [carried_name(stack.prefix, layer.set)]
-            if pull is not None and pull.state == "open" and not pull.fork:
+            if pull is not None and pull.state == "open" and not pull.apart:
                 mine.append(pull.head)
             mine += [
                 branch_name(stack.prefix, layer.set, number)
@@ -235,7 +238,7 @@ class Desk:
             ]
             names |= {name: layer.set for name in mine if name in branches}
         every = [
-            (name, p) for name, known in pulls.items() for p in known if not p.fork
+            (name, p) for name, known in pulls.items() for p in known if not p.apart
         ]
         opened = {pull.head for _, pull in every if pull.state == "open"}
         used = {pull.head for _, pull in every} - opened

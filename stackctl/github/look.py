@@ -69,9 +69,9 @@ def ahead(endpoint: Endpoint, commit: str, branch_or_commit: str) -> int:
 
 
 def pulls_of(
-    endpoint: Endpoint, sets: Iterable[PatchSet], prefix: str
+    endpoint: Endpoint, sets: Iterable[PatchSet], prefix: str, trunk: str | None
 ) -> dict[str, tuple[PullRequest, ...]]:
-    """Return the pull requests of each set, the newest first.
+    """Return the pull requests of each set, the one to go on with first.
 
     They are found by the names of the branches; a pull request that series.toml names
     counts too, whatever its branch is called. One from a fork counts once it is merged.
@@ -80,6 +80,7 @@ def pulls_of(
         endpoint: The repository.
         sets: The sets.
         prefix: Start of the branches' names.
+        trunk: Branch that the lowest pull request should be for.
 
     Raises:
         ConflictError: series.toml names what is no pull request.
@@ -89,17 +90,23 @@ def pulls_of(
     for item in sets:
         found: dict[int, PullRequest] = {}
         number = 1
+        named = item.pull.number if item.pull is not None else None
         while True:
             name = branch_name(prefix, item.name, number)
             listed = endpoint.pages("/pulls", head=f"{owner}:{name}", state="all")
             ours = [each for each in listed if is_of(each, endpoint.repo, name)]
             mine = list(map(read_pull, ours))
+            if len(mine) > 1:
+                # One may also be for a release, say: the stack leaves it alone.
+                mine = [
+                    replace(each, apart=_is_apart(each, named, prefix, trunk))
+                    for each in mine
+                ]
             found |= {each.number: each for each in mine}
             # Only a closed one makes room for the next number.
-            if not mine or any(each.state == "open" for each in mine):
+            if not mine or any(e.state == "open" and not e.apart for e in mine):
                 break
             number += 1
-        named = item.pull.number if item.pull is not None else None
         if (
             named is not None
             and item.pull is not None
@@ -117,12 +124,28 @@ def pulls_of(
                     where={"set": item.name, "number": named},
                 )
             pull = read_pull(raw)
-            pull = replace(pull, fork=not _same_repo(raw, endpoint.repo))
-            if not found or not pull.fork or pull.state == "merged":
+            pull = replace(pull, apart=not _same_repo(raw, endpoint.repo))
+            if not found or not pull.apart or pull.state == "merged":
                 found[named] = pull
-        order = sorted(found, reverse=True)
-        out[item.name] = tuple(found[each] for each in order)
+        out[item.name] = tuple(
+            sorted(
+                found.values(),
+                key=lambda each, named=named: (  # type: ignore[misc]
+                    each.apart, (each.state, each.number) != ("open", named),
+                    -each.number,
+                ),
+            )
+        )  # fmt: skip
     return out
+
+
+def _is_apart(
+    pull: PullRequest, named: int | None, prefix: str, trunk: str | None
+) -> bool:
+    """Return whether an open pull request of our branch is for a branch of others."""
+    if pull.state != "open" or pull.number == named:
+        return False
+    return pull.base != trunk and not pull.base.startswith(prefix)
 
 
 def _same_repo(raw: Mapping[str, Any], repo: str) -> bool:

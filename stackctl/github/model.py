@@ -166,7 +166,7 @@ class PullRequest:
         labels: Its labels.
         stack: Number of GitHub's own stack that it is in, 0 where it is in none.
         checks: `success`, `failure`, `pending`, `none` or `unknown`.
-        fork: Whether its branch is in another repository.
+        apart: Whether it is not the stack's: of a fork, or for a branch of others.
     """
 
     number: int
@@ -187,7 +187,7 @@ class PullRequest:
     labels: frozenset[str] = frozenset()
     stack: int = 0
     checks: str = "unknown"
-    fork: bool = False
+    apart: bool = False
 
     @property
     def reviewed(self) -> bool:
@@ -210,7 +210,7 @@ class Seen:
 
     Attributes:
         branches: Commits by the names of the branches: the trunk and all of ours.
-        pulls: Pull requests of each set, the newest first.
+        pulls: Pull requests of each set, the one to go on with first.
         heads: What git knows about the branches' commits.
         needed: Branches of closed pull requests that open ones of others are for.
     """
@@ -228,7 +228,7 @@ class Seen:
         """
         known = self.pulls.get(name, ())
         for each in known:
-            if each.state == "open":
+            if each.state == "open" and not each.apart:
                 return each
         return known[0] if known else None
 

@@ -542,13 +542,14 @@ class _Planner:
             self._note(layer.set, f"no pull request here: {layer.elsewhere}")
             return "carried", carried, None
         pull = self.seen.pull(layer.set)
-        if pull is not None and pull.state == "open" and not pull.fork:
+        if pull is not None and pull.state == "open" and not pull.apart:
+            self._note_others(layer.set, pull)
             return "open", pull.head, pull
         if pull is None:
             return self._fresh(layer)
         if layer.set in self.wish.again:
             return self._fresh(layer)
-        if pull.fork and pull.state != "merged":
+        if pull.apart and pull.state != "merged":
             self.states[layer.set] = f"#{pull.number}, from a fork"
             self._note(
                 layer.set,
@@ -587,6 +588,15 @@ class _Planner:
                 f"needs --again {layer.set}",
             )
         return "carried", carried, None
+
+    def _note_others(self, name: str, pull: PullRequest) -> None:
+        for each in self.seen.pulls.get(name, ()):
+            if each.state == "open" and each.number != pull.number and not each.apart:
+                self._note(
+                    name,
+                    f"#{each.number} is open too, and left alone: the stack goes on "
+                    f"with #{pull.number}",
+                )
 
     def _fresh(self, layer: Layer) -> tuple[Role, str, PullRequest | None]:
         stem = branch_name(self.stack.prefix, layer.set)
@@ -649,7 +659,7 @@ class _Planner:
         out = set()
         for layer in self.stack.layers:
             pull = self.seen.pull(layer.set)
-            opened = pull is not None and pull.state == "open" and not pull.fork
+            opened = pull is not None and pull.state == "open" and not pull.apart
             if pull is not None and opened and not layer.elsewhere:
                 out.add(pull.head)
             else:
@@ -911,7 +921,7 @@ class _Planner:
                 present = self.seen.branches.get(pull.head)
                 if pull.state == "open" or present is None or pull.head in needed:
                     continue
-                if pull.fork:
+                if pull.apart:
                     continue
                 if not pull.head.startswith(self.stack.prefix):
                     continue  # not a branch that we made

@@ -141,7 +141,7 @@ def base_of(
 def newest(pulls: Sequence[PullRequest]) -> PullRequest | None:
     """Return the open one of a set's pull requests, else the newest."""
     for each in pulls:
-        if each.state == "open":
+        if each.state == "open" and not each.apart:
             return each
     return pulls[0] if pulls else None
 

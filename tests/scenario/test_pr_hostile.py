@@ -252,3 +252,37 @@ def test_workflows_need_a_right_of_their_own(
     server.workflows = True
     team.call("submit")
     assert len(server.pulls) == 1
+
+
+def test_a_landed_branch_is_also_proposed_for_a_release(team: Team) -> None:
+    server, repo = team.github, team.project.repo
+    team.call("submit", "--ready", "alpha")
+    server.seed(repo, team.project.base_commit, "release")
+    tip = server.heads()["stack/demo/alpha"]
+    server.pulls[3] = Pull(3, "Port", "", "stack/demo/alpha", "release", tip, "bob")
+    assert team.call("submit")["plan"] == []
+    landed = server.merge(1)
+    done = team.call("sync")
+    assert [each["landed"] for each in done["sets"] if each["set"] == "alpha"] == [
+        landed
+    ]
+    assert server.pulls[2].base == "main"
+    # Deleting its branch would close it.
+    assert (server.pulls[3].state, server.pulls[3].base) == ("open", "release")
+    assert "stack/demo/alpha" in server.heads()
+    assert team.call("sync")["plan"] == []
+
+
+def test_a_closed_one_is_opened_again_beside_its_successor(team: Team) -> None:
+    server = team.github
+    team.call("submit")
+    server.close(2)
+    team.call("submit", "--again", "beta")
+    server.pulls[2].state = "open"
+    done = team.call("submit")
+    assert done["plan"] == [] and "number = 3" in team.text
+    assert any("#2 is open too" in each["text"] for each in done["notes"])
+    # Where people go on with the old one, series.toml says so.
+    team.text = team.text.replace("number = 3", "number = 2")
+    team.call("submit")
+    assert "number = 2" in team.text and team.call("submit")["plan"] == []
