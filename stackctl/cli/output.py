@@ -234,6 +234,8 @@ def _amount(done: int, total: int) -> str:
 
 #: A last column as wide as this is text, which may be wrapped.
 _TEXT = 24
+#: Columns that text needs beside others; where fewer are left, it goes below them.
+_READABLE = 40
 
 
 def table(
@@ -273,7 +275,7 @@ def _folded(cells: list[list[str]], widths: list[int], room: int) -> list[str]:
     end = -2
     for number, width in enumerate(widths):
         last = number == len(widths) - 1
-        if groups[-1] and end + 2 + (_TEXT if last else width) > room:
+        if groups[-1] and end + 2 + (min(width, _READABLE) if last else width) > room:
             groups.append([])
             end = 2
         groups[-1].append(number)

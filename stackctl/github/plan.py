@@ -459,7 +459,7 @@ class _Planner:
                     "",
                     "no-base-branch",
                     f"{stack.repo} has no branch {stack.trunk}",
-                    "correct `base` in [github] of series.toml",
+                    "push it, or correct `base` in [github] of series.toml",
                 )
         for name, why in stack.absent.items():
             self._note(name, why)
