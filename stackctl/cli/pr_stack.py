@@ -13,9 +13,10 @@ from stackctl.cli.selection import complete_sets, split_names
 from stackctl.errors import ExitCode
 
 if TYPE_CHECKING:
+    from stackctl.github.actions import Action
     from stackctl.github.apply import Done
     from stackctl.github.model import Seen, Stack
-    from stackctl.github.plan import Action, Plan, Wish
+    from stackctl.github.plan import Plan, Wish
 
 STATUS_EXAMPLE = "Examples: stackctl pr status; stackctl pr status --json"
 SUBMIT_EXAMPLE = (
@@ -39,7 +40,7 @@ SetsOption = list[str] | None
 
 
 def _action(action: "Action") -> dict[str, Any]:
-    from stackctl.github.plan import Push
+    from stackctl.github.actions import Push
 
     out: dict[str, Any] = {"kind": action.kind}
     for each in fields(action):

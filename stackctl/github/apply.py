@@ -9,6 +9,20 @@ from typing import Any
 from stackctl.compose.compare import range_diff
 from stackctl.errors import InternalError, RemoteError, StackctlError
 from stackctl.github import look
+from stackctl.github.actions import (
+    Action,
+    Ask,
+    Comment,
+    Create,
+    Delete,
+    Edit,
+    Label,
+    Push,
+    Ready,
+    Record,
+    Retarget,
+    Retire,
+)
 from stackctl.github.body import (
     find_block,
     render_block,
@@ -20,22 +34,7 @@ from stackctl.github.body import (
 from stackctl.github.desk import Desk
 from stackctl.github.endpoint import RefusedError
 from stackctl.github.model import Layer, PullRequest, Seen, Stack
-from stackctl.github.plan import (
-    Action,
-    Ask,
-    Comment,
-    Create,
-    Delete,
-    Edit,
-    Label,
-    Plan,
-    Push,
-    Ready,
-    Record,
-    Retarget,
-    Retire,
-    table_rows,
-)
+from stackctl.github.plan import Plan, table_rows
 from stackctl.model.edit import edit_series, set_disposition, set_pull
 from stackctl.project import SERIES_FILE
 

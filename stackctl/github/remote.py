@@ -21,9 +21,9 @@ from stackctl.git.merge import MergeSpace, read_commit
 from stackctl.git.objects import COMMIT, COMMITTER
 from stackctl.git.patchtext.patchid import patch_id
 from stackctl.git.store import Store, write_loose
+from stackctl.github.actions import Push
 from stackctl.github.endpoint import Patience
 from stackctl.github.model import Head
-from stackctl.github.plan import Push
 from stackctl.github.token import RIGHTS, Token
 from stackctl.model.ids import CommitId
 from stackctl.scratch import scratch_folder

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stackctl.git.objects import COMMIT, encode_commit, object_id
+from stackctl.github.actions import Create, Push, Retarget
 from stackctl.github.body import (
     MAX_BODY,
     find_block,
@@ -18,16 +19,7 @@ from stackctl.github.body import (
     with_block,
 )
 from stackctl.github.model import Head, Layer, PullRequest, Seen, Stack, branch_name
-from stackctl.github.plan import (
-    SUBMIT,
-    Create,
-    Plan,
-    Push,
-    Retarget,
-    Wish,
-    make_plan,
-    table_rows,
-)
+from stackctl.github.plan import SUBMIT, Plan, Wish, make_plan, table_rows
 from stackctl.model.ids import CommitId, TreeId
 
 START = CommitId("a" * 40)
