@@ -16,6 +16,9 @@ from support import Project, run
 
 from stackctl.github import endpoint, remote
 
+# Minutes of requests and pushes: in the tier whose time is not an author's.
+pytestmark = pytest.mark.tools
+
 
 def two(folder: Path) -> Project:
     return (

@@ -16,6 +16,9 @@ from github_server import Call, FakeGitHub
 from stacks import ALPHA, BETA, Team
 from support import Project
 
+# Minutes of requests and pushes: in the tier whose time is not an author's.
+pytestmark = pytest.mark.tools
+
 
 @pytest.fixture
 def team(tmp_path: Path, server: FakeGitHub) -> Team:
