@@ -143,6 +143,7 @@ _PLACE = re.compile(
     r"\{(?:python|site|project|model|base-url|scratch|out"
     r"|(?:tree|site):[a-z0-9][a-z0-9_-]{0,40})\}"
 )
+_NODE = re.compile(r"node-[0-9a-f]{8}")
 _SPACE = re.compile(r"(\s+)")
 
 # Known spellings of secrets; on top of the shapes, which refuse most of them already.
@@ -364,7 +365,10 @@ class Filter:
                 for name in ANSWER_KEYS
                 if name in answer
             }
-        kept["host"] = _only(self.value(kept.get("host", {})), HOST_KEYS)
+        host = _only(self.value(kept.get("host", {})), HOST_KEYS)
+        if not _NODE.fullmatch(str(host.get("node", ""))):
+            host.pop("node", None)  # a name that people gave to a machine
+        kept["host"] = host
         kept["gpus"] = [
             _only(self.value(gpu), GPU_KEYS) for gpu in kept.get("gpus", ())
         ]

@@ -126,7 +126,7 @@ def test_a_shallow_store_reaches_a_repository_that_has_the_base(
 def test_a_repository_of_sha256_is_a_clear_error(source: Repo, tmp_path: Path) -> None:
     target = tmp_path / "target"
     git("init", "-q", "--bare", "--object-format=sha256", str(target))
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(InputError, match="sha256 object ids"):
         publish(source, target, "refs/heads/fork")
 
 
