@@ -129,13 +129,17 @@ CASES: dict[str, Case] = {
     "opaque-before-unnamed-folder": Case(
         (T().opaque("d").file("d/q/n", "n"),), {"d/k": None, "d/q/n": "n"}
     ),
-    "opaque-after-unnamed-folder": Case(
-        (T().folder("d").file("d/q/n", "n").opaque("d"),), {"d/k": None, "d/q/n": "n"}
+    "opaque-after-unnamed-folder": doubt(
+        "opaque-after-unnamed-folder", T().folder("d").file("d/q/n", "n").opaque("d")
     ),
     "opaque-after-unnamed-folder-in-the-first-layer": doubt(
         "opaque-after-unnamed-folder",
         T().folder("d").file("d/q/n", "n").opaque("d"),
         alone=True,
+    ),
+    "opaque-after-a-folder-in-an-unnamed-one": doubt(
+        "opaque-after-unnamed-folder",
+        T().folder("d").folder("d/q/p").file("d/q/p/n", "n").opaque("d"),
     ),
     "opaque-root": doubt("opaque-root", T().opaque("").file("n", "n")),
     # One type in place of another.

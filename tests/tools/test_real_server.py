@@ -36,7 +36,9 @@ def python() -> str:
 @pytest.fixture(scope="module")
 def model(python: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    subprocess.run([python, ROOT / "ci/serving/tiny_gguf.py", file], check=True)
+    # Large enough that a cell takes seconds.
+    size = ["--layers", "2", "--hidden", "512"]
+    subprocess.run([python, ROOT / "ci/serving/tiny_gguf.py", file, *size], check=True)
     return str(file)
 
 
