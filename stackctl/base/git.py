@@ -16,7 +16,7 @@ from stackctl.base.web import offline_error
 from stackctl.cache import Cache
 from stackctl.errors import InputError, PinError, RemoteError
 from stackctl.fsutil import write_atomic
-from stackctl.git.command import DAMAGED, DamagedObjectError, HermeticGit
+from stackctl.git.command import DAMAGED, FETCH, DamagedObjectError, HermeticGit
 from stackctl.git.judge import check_tree
 from stackctl.git.objects import COMMIT, KIND_NAMES, commit_tree_of
 from stackctl.git.store import Store
@@ -68,12 +68,7 @@ def _fetch(git: HermeticGit, *args: str) -> tuple[int, bytes]:
         "fetch.unpackLimit=1",
         "-c",
         "fetch.fsckObjects=false",
-        "fetch",
-        "--quiet",
-        "--no-tags",
-        "--no-write-fetch-head",
-        "--no-auto-maintenance",
-        "--no-recurse-submodules",
+        *FETCH,
         *args,
     )
     return status, err

@@ -2,6 +2,7 @@
 """`stackctl pr status`, `submit` and `sync`: the stack of pull requests."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from stackctl.errors import ExitCode
 if TYPE_CHECKING:
     from stackctl.github.actions import Action
     from stackctl.github.apply import Done
+    from stackctl.github.desk import Desk
     from stackctl.github.model import Seen, Stack
     from stackctl.github.plan import Plan, Wish
 
@@ -145,18 +147,23 @@ def _known_sets(session: Session, names: Sequence[str]) -> frozenset[str]:
     return frozenset(find_set(session.series, name).name for name in names)
 
 
-def _run(session: Session, wish: "Wish", dry_run: bool, wait: float) -> Outcome:
-    from stackctl.github.apply import apply_plan
+def _desk(session: Session, wait: float) -> "AbstractContextManager[Desk]":
     from stackctl.github.desk import open_desk
-    from stackctl.github.plan import make_plan
 
-    with open_desk(
+    return open_desk(
         session.series,
         session.cache,
         offline=session.offline,
         wait=wait,
         progress=session.progress,
-    ) as desk:
+    )
+
+
+def _run(session: Session, wish: "Wish", dry_run: bool, wait: float) -> Outcome:
+    from stackctl.github.apply import apply_plan
+    from stackctl.github.plan import make_plan
+
+    with _desk(session, wait) as desk:
         stack, seen = desk.look()
         plan = make_plan(stack, seen, wish)
         taken = desk.taken_upstream(stack, seen) if wish.tidy else []
@@ -186,16 +193,9 @@ def register(group: typer.Typer) -> None:
         Exits 1 where `pr submit` or `pr sync` would do something, 5 where they could
         not.
         """
-        from stackctl.github.desk import open_desk
         from stackctl.github.plan import Wish, make_plan
 
-        with open_desk(
-            session.series,
-            session.cache,
-            offline=session.offline,
-            wait=wait,
-            progress=session.progress,
-        ) as desk:
+        with _desk(session, wait) as desk:
             stack, seen = desk.look(checks=True)
             taken = desk.taken_upstream(stack, seen)
         plan = make_plan(stack, seen, Wish(create=True, content=True, tidy=True))

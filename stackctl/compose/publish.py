@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
-from stackctl.git.command import GitCommandError, HermeticGit
+from stackctl.git.command import FETCH, GitCommandError, HermeticGit
 from stackctl.git.merge import object_folders
 from stackctl.git.store import Store
 from stackctl.model.ids import CommitId
@@ -153,12 +153,7 @@ def bring_commit(
     with without_settings(store, target) as view:
         view.run(
             *shared_option(target),
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--no-auto-maintenance",
-            "--no-recurse-submodules",
+            *FETCH,
             str(store.git_dir.resolve()),
             commit,
         )

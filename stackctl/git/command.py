@@ -119,6 +119,16 @@ class DamagedObjectError(GitCommandError):
         )
 
 
+FETCH = (
+    "fetch",
+    "--quiet",
+    "--no-tags",
+    "--no-write-fetch-head",
+    "--no-auto-maintenance",
+    "--no-recurse-submodules",
+)
+"""A fetch that brings objects and leaves nothing else behind."""
+
 DAMAGED = re.compile(
     rb"is corrupt|non-monotonic index|data stream error|wrong index v\d file size"
     rb"|does not match index|index file .* is too small"

@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 from stackctl.base.pipconf import redact
 from stackctl.compose.compose import patch_ids_in
 from stackctl.errors import PinError, RemoteError, StackctlError
-from stackctl.git.command import HermeticGit
+from stackctl.git.command import FETCH, HermeticGit
 from stackctl.git.merge import MergeSpace, read_commit
 from stackctl.git.objects import COMMIT, COMMITTER
 from stackctl.git.patchtext.patchid import patch_id
@@ -111,17 +111,7 @@ class Remote:
         missing = [each for each in dict.fromkeys(commits) if each not in self.store]
         if not missing:
             return
-        status, out, err = self._run(
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--no-auto-maintenance",
-            "--no-recurse-submodules",
-            "--",
-            self.url,
-            *missing,
-        )
+        status, out, err = self._run(*FETCH, "--", self.url, *missing)
         if status:
             raise self._error("fetch", out, err)
         self.store.refresh()

@@ -368,10 +368,8 @@ def name_of(state: Path) -> str:
     return (state / "ready").read_text()
 
 
-def test_a_unit_of_a_killed_node_runs_again_on_another(project, two_nodes, state):
-    cluster = two_nodes
-    add_gate(project, "waits", waits(state, 1), "units = 3\n" + TWO)
-    child = start(project, cluster, "gate", "run", "waits")
+def qualified_without_its_node(cluster, state, child):
+    """Kill the node that runs a waiting unit; return its name and the verdict."""
     until((state / "ready").exists, child)
     victim = name_of(state)
     lost = cluster.known(victim)
@@ -381,6 +379,14 @@ def test_a_unit_of_a_killed_node_runs_again_on_another(project, two_nodes, state
     out, errors = child.communicate(timeout=LIMIT)
     done = json.loads(out)
     assert (child.returncode, done["verdict"]) == (0, "qualified"), (done, errors)
+    return lost, done
+
+
+def test_a_unit_of_a_killed_node_runs_again_on_another(project, two_nodes, state):
+    cluster = two_nodes
+    add_gate(project, "waits", waits(state, 1), "units = 3\n" + TWO)
+    child = start(project, cluster, "gate", "run", "waits")
+    lost, done = qualified_without_its_node(cluster, state, child)
     assert done["lost_nodes"] == [lost]
     (other,) = [cluster.known(name) for name in cluster.ids if name != "head"]
     held = read_json(project.folder / done["receipt"])["predicate"]
@@ -420,15 +426,7 @@ def test_all_pairs_of_a_schedule_are_of_one_node(project, two_nodes, state):
     cluster = two_nodes
     add_gate(project, "speed", waits(state, 1, KERNEL), TWO + TIMED, kind="kernel")
     child = start(project, cluster, "gate", "run", "speed")
-    until((state / "ready").exists, child)
-    victim = name_of(state)
-    lost = cluster.known(victim)
-    (state / "go").touch()
-    cluster.kill(victim)
-    del cluster.ids[victim]
-    out, errors = child.communicate(timeout=LIMIT)
-    done = json.loads(out)
-    assert (child.returncode, done["verdict"]) == (0, "qualified"), (done, errors)
+    lost, done = qualified_without_its_node(cluster, state, child)
     (other,) = [cluster.known(name) for name in cluster.ids if name != "head"]
     assert (done["lost_nodes"], done["nodes"]) == ([lost], [other])
     held = read_json(project.folder / done["receipt"])["predicate"]
