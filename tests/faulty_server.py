@@ -14,6 +14,7 @@ import asyncio
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class Script:
     huge_line: bool = False
     per_chunk: int = 1
     linger_s: float = 0.0
+    rest_s: float | None = None  # a connection that rested longer takes no request
     together: int = 64  # requests that are worked on at a time
     alone_from: int | None = None  # from this number on, one at a time
     metrics: bool = True
@@ -112,8 +114,10 @@ class Server:
     async def _request(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
+        began = time.monotonic()
         line = (await reader.readline()).decode()
-        if not line.strip():
+        rest = self.script.rest_s
+        if not line.strip() or (rest and time.monotonic() - began > rest):
             return False
         method, path, _ = line.split()
         headers: dict[str, str] = {}

@@ -29,6 +29,11 @@ MAX_BYTES: Final = 64 << 20
 MAX_EVENT: Final = 4 << 20
 """Most bytes between two line feeds."""
 
+REST_SECONDS: Final = 1.0
+"""Longest rest of a connection that is used again. uvicorn and cpp-httplib close one
+after 5 s, gunicorn after 2 s (their defaults); a request that is sent in that moment
+would be lost without an answer."""
+
 LOOP_EVERY: Final = 128
 """Chunks between two looks for a loop."""
 
@@ -257,7 +262,11 @@ async def connect(base_url: str, limits: Limits) -> "AsyncIterator[httpx.AsyncCl
         follow_redirects=False,
         verify=verify,
         timeout=httpx.Timeout(None, connect=limits.connect_s),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        limits=httpx.Limits(
+            max_connections=None,
+            max_keepalive_connections=None,
+            keepalive_expiry=REST_SECONDS,
+        ),
     ) as client:
         yield client
 
