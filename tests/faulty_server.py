@@ -14,7 +14,6 @@ import asyncio
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -64,7 +63,7 @@ class Script:
     huge_line: bool = False
     per_chunk: int = 1
     linger_s: float = 0.0
-    rest_s: float | None = None  # a connection that rested longer takes no request
+    once: bool = False  # drops a connection that is used again, without a word
     together: int = 64  # requests that are worked on at a time
     alone_from: int | None = None  # from this number on, one at a time
     metrics: bool = True
@@ -105,7 +104,9 @@ class Server:
     ) -> None:
         try:
             while await self._request(reader, writer):
-                pass
+                if self.script.once:
+                    await reader.readline()
+                    break
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -114,10 +115,8 @@ class Server:
     async def _request(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        began = time.monotonic()
         line = (await reader.readline()).decode()
-        rest = self.script.rest_s
-        if not line.strip() or (rest and time.monotonic() - began > rest):
+        if not line.strip():
             return False
         method, path, _ = line.split()
         headers: dict[str, str] = {}

@@ -29,11 +29,6 @@ MAX_BYTES: Final = 64 << 20
 MAX_EVENT: Final = 4 << 20
 """Most bytes between two line feeds."""
 
-REST_SECONDS: Final = 1.0
-"""Longest rest of a connection that is used again. uvicorn and cpp-httplib close one
-after 5 s, gunicorn after 2 s (their defaults); a request that is sent in that moment
-would be lost without an answer."""
-
 LOOP_EVERY: Final = 128
 """Chunks between two looks for a loop."""
 
@@ -246,7 +241,8 @@ async def connect(base_url: str, limits: Limits) -> "AsyncIterator[httpx.AsyncCl
         limits: Time limits; only the one for connecting is httpx's.
 
     Yields:
-        A client that ignores proxies of the environment and follows no redirect.
+        A client that opens a connection for each request, ignores proxies of the
+        environment and follows no redirect.
     """
     httpx = need_http()
     key = os.environ.get(KEY_VARIABLE)
@@ -262,11 +258,10 @@ async def connect(base_url: str, limits: Limits) -> "AsyncIterator[httpx.AsyncCl
         follow_redirects=False,
         verify=verify,
         timeout=httpx.Timeout(None, connect=limits.connect_s),
-        limits=httpx.Limits(
-            max_connections=None,
-            max_keepalive_connections=None,
-            keepalive_expiry=REST_SECONDS,
-        ),
+        # A connection for each request. A server closes one when it likes, and a
+        # request on its way then is lost without an answer: llama.cpp's server was
+        # seen to do so with one of about 100 requests that followed a stream.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     ) as client:
         yield client
 

@@ -135,27 +135,23 @@ async def _measure(
     async with connect(base_url, limits) as client:
         await ready(client, root + plan.ready_path, plan.ready_seconds, server)
         model = target.served_model or await served_model(client, limits)
-    for n, cell in enumerate(plan.cells):
-        progress.update(f"cell {cell.name}", n, len(plan.cells))
-        # Fresh connections: a server may close those that rested.
-        async with connect(base_url, limits) as client:
-            metrics = (
-                None
-                if plan.metrics == "none"
-                else Metrics(client, root + plan.metrics_path, plan.metrics)
-            )
-            bench = Bench(client, plan, model, metrics, key)
-            if metrics is not None and n == 0 and await metrics.scrape() is None:
+        metrics = None
+        if plan.metrics != "none":
+            metrics = Metrics(client, root + plan.metrics_path, plan.metrics)
+            if await metrics.scrape() is None:
                 return stop(
                     "invalid",
                     f"the server has no {plan.metrics} metrics; set `metrics`",
                 )
+        for n, cell in enumerate(plan.cells):
+            progress.update(f"cell {cell.name}", n, len(plan.cells))
+            bench = Bench(client, plan, model, metrics, key)
             await bench.rest()
             measured = await bench.measure(cell)
-        cells[cell.name] = measured.samples
-        raw[cell.name] = keep(target.folder, cell.name, measured.raw)
-        if server is not None and server.exited is not None:
-            return stop("invalid", f"the server ended during cell {cell.name}")
+            cells[cell.name] = measured.samples
+            raw[cell.name] = keep(target.folder, cell.name, measured.raw)
+            if server is not None and server.exited is not None:
+                return stop("invalid", f"the server ended during cell {cell.name}")
     return {
         "schema": 1,
         "samples": {"cells": cells},
