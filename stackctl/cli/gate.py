@@ -501,6 +501,7 @@ def _report(outcome: "running.Outcome", project: Path) -> list[str]:
     lines += [f"  {text}" for text in outcome.problems if text not in outcome.reasons]
     lines += [f"  (limitation) {text}" for text in outcome.limitations]
     document = outcome.document(project)
+    lines += words_of(document)
     if outcome.nodes:
         lines.append(f"  ran on: {', '.join(outcome.nodes)}")
     if outcome.lost:
@@ -508,6 +509,20 @@ def _report(outcome: "running.Outcome", project: Path) -> list[str]:
     for name in ("receipt", "output"):
         if document[name]:
             lines.append(f"  {name}: {document[name]}")
+    return lines
+
+
+def words_of(document: "Mapping[str, Any]", most: int = 12) -> list[str]:
+    """Return what failed units said last, for the terminal.
+
+    Args:
+        document: The document of `gate run`.
+        most: Most lines of each.
+    """
+    lines = []
+    for words in document.get("last_words", ()):
+        lines.append(f"  unit {words['unit']} said last, in {words['file']}:")
+        lines += [f"    | {line}" for line in words["lines"][-most:]]
     return lines
 
 

@@ -20,6 +20,7 @@ from stackctl.cli.gate import (
     SiteOption,
     here_of,
     use_executor,
+    words_of,
 )
 from stackctl.cli.output import Outcome, table
 from stackctl.cli.selection import split_names
@@ -37,6 +38,9 @@ EXAMPLE = (
     "stackctl qualify --run-all; "
     "stackctl qualify --executor ray"
 )
+
+MOST_WORDS = 4
+"""Most lines of what a failed unit said last; `gate run` shows more."""
 
 MAX_WHY = 120
 """Most characters of a reason in the table; `--json` has it whole."""
@@ -284,6 +288,9 @@ def _result(found: "Qualification") -> list[str]:
             for row in found.rows
         ],
     )
+    for row in found.rows:
+        if words := words_of(row.document, MOST_WORDS):
+            lines += [f"{row.document['gate']}:", *words]
     held = sum(row.source == "receipt" for row in found.rows)
     if held:
         word = "was" if held == 1 else "were"

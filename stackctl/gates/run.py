@@ -35,8 +35,10 @@ from stackctl.gates.hosts import (
     HostLostError,
     LocalExecutor,
     Task,
+    unit_folder,
     versions,
 )
+from stackctl.gates.last_words import LastWords, last_words
 from stackctl.gates.model import Gate
 from stackctl.gates.rule.decide import decide
 from stackctl.gates.rule.model import Decision
@@ -77,6 +79,8 @@ class Outcome:
         folder: The run's folder, with its output; None where nothing ran.
         problems: What was wrong with units, in full: a receipt holds only what is
             known not to tell anything of the machine.
+        last_words: What units that failed said last, and their servers; for the
+            terminal, and in no receipt.
         resumed: Units that an earlier, interrupted run had finished.
         nodes: Nodes of a cluster that it ran on, by their anonymous names.
         lost: Nodes that were lost while they had work of it.
@@ -92,6 +96,7 @@ class Outcome:
     evidence: Evidence | None = None
     folder: Path | None = None
     problems: tuple[str, ...] = ()
+    last_words: tuple[LastWords, ...] = ()
     resumed: int = 0
     nodes: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
@@ -139,6 +144,7 @@ class Outcome:
             "reasons": list(self.reasons),
             "limitations": list(self.limitations),
             "problems": list(self.problems),
+            "last_words": [words.document(project) for words in self.last_words],
             "receipt": shown(self.receipt),
             "output": shown(self.folder),
             "resumed_units": self.resumed,
@@ -413,6 +419,12 @@ class Engine:
         return replace(
             outcome,
             problems=(*problems, *told),
+            last_words=tuple(
+                last_words(
+                    (unit, unit_folder(folder, number))
+                    for number, unit in sorted(units.items())
+                )
+            ),
             resumed=len(known),
             nodes=tuple(_nodes(units)),
         )

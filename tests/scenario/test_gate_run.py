@@ -106,6 +106,7 @@ say(cases("line ten" not in texts["base"], "line ten" in texts["on"]))
         ),
         ("pass", "", 9, "it printed nothing"),
         ("say(cases(True)); sys.exit(4)", "", 9, "exit code 4"),
+        ("{}['depth']", "", 9, "ended with exit code 1: KeyError: 'depth'"),
         ("os.kill(os.getpid(), 9)", "", 9, "killed by signal 9"),
         ("import time; time.sleep(600)", "[limits]\nseconds = 1", 9, "longer than 1 s"),
         (
@@ -146,6 +147,27 @@ def test_what_a_script_does_decides_the_verdict(project, script, toml, code, wor
     told = " ".join([*done.json["reasons"], *done.json["problems"]])
     assert words in told, done.json
     assert processes_of(project.folder) == []
+
+
+def test_a_person_sees_what_a_failed_unit_said_last(project):
+    add_gate(
+        project,
+        "fails",
+        "import time\n"
+        "print('step 1\\rstep 2', file=sys.stderr)\n"
+        "print('\\x1b[2J\\x1b[31mred\\x1b[0m \\a', file=sys.stderr)\n"
+        "sys.stderr.flush(); time.sleep(600)",
+        "[limits]\nseconds = 2",
+    )
+    shown = run("gate", "run", "fails", cwd=project.folder).out
+    lines = shown.splitlines()
+    at = next(n for n, line in enumerate(lines) if "said last, in" in line)
+    assert lines[at].strip() == (
+        "unit 0 said last, in .stackctl/gates/fails/000001/units/0000/stderr:"
+    )
+    assert lines[at + 1 : at + 3] == ["    | step 2", "    | red \\x07"]
+    told = run("gate", "run", "fails", "--json", cwd=project.folder)
+    assert "step 2" not in (project.folder / told.json["receipt"]).read_text()
 
 
 SPOIL = """

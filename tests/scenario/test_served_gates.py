@@ -167,3 +167,54 @@ def test_a_bad_address_is_refused_before_anything_runs(
     assert word in done.json["error"]["message"] and "hunter2" not in done.out
     assert not (project.folder / ".stackctl").exists()
     assert not (project.folder / "receipts").exists()
+
+
+def broken_server(project: Project, code: str) -> None:
+    (project.folder / "launch.py").write_text(code)
+    add(project, "speed", SERVING)
+    add(project, "answers", ACCURACY)
+
+
+@pytest.mark.parametrize("name", ["speed", "answers"])
+def test_what_a_server_said_before_it_ended_is_told(project, name) -> None:
+    broken_server(
+        project,
+        "import sys\n"
+        f"print('\\x1b[31mreads\\x1b[0m {project.folder}/model', flush=True)\n"
+        f"sys.exit('ValueError: no head of size 96 in {project.folder}/model')\n",
+    )
+    done = gate(project, name)
+    assert (done.code, done.json["verdict"]) == (9, "invalid")
+    why = "the server ended with exit code 1 before it was ready: ValueError: no head"
+    assert any(why in text for text in done.json["reasons"]), done.json["reasons"]
+    (words,) = [w for w in done.json["last_words"] if w["file"].endswith("server.log")]
+    assert words["lines"][0] == f"reads {project.folder}/model"
+    assert words["lines"][1].endswith("model")
+    assert (project.folder / words["file"]).is_file()
+    # A person sees place and words; a receipt has neither path nor the machine.
+    shown = run("gate", "run", name, cwd=project.folder).out
+    assert f"| reads {project.folder}/model" in shown
+    assert "/units/0000/server.log:" in shown
+    text = (project.folder / done.json["receipt"]).read_text()
+    assert "no head of size 96" in text and str(project.folder) not in text
+    assert "last_words" not in text and "reads" not in text
+
+
+@pytest.mark.parametrize("name", ["speed", "answers"])
+def test_a_server_that_ends_while_it_is_asked_is_named(project, name) -> None:
+    add(project, "speed", SERVING, exit_after=2)
+    add(project, "answers", ACCURACY, exit_after=2)
+    done = gate(project, name)
+    assert (done.code, done.json["verdict"]) == (9, "invalid")
+    assert "the server ended with exit code 3" in done.json["reasons"][0]
+
+
+@pytest.mark.parametrize("name", ["speed", "answers"])
+def test_a_missing_option_is_named(project, name) -> None:
+    for text in ("speed", SERVING), ("answers", ACCURACY):
+        add(project, text[0], text[1].replace("{{tree}}", "{{model}}"))
+    done = gate(project, name)
+    assert (done.code, done.json["verdict"]) == (9, "invalid")
+    assert "needs {model}, which was not given" in done.json["reasons"][0]
+    (words,) = done.json["last_words"]
+    assert words["lines"][-1] == "hint: give it with --model"

@@ -23,7 +23,13 @@ from stackctl.gates.serving.client import (
     served_model,
 )
 from stackctl.gates.serving.server import Server, ready
-from stackctl.gates.serving.unit import Target, open_server, root_of, stop
+from stackctl.gates.serving.unit import (
+    Target,
+    open_server,
+    root_of,
+    stop,
+    unanswered,
+)
 from stackctl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -89,9 +95,7 @@ def measure(
             return asyncio.run(_measure(plan, target, base_url, server, sets, progress))
         except InputError as error:
             # A server that does not come up says nothing about its answers.
-            if error.hint:
-                progress.note(error.hint)
-            return stop("invalid", error.message)
+            return unanswered(error, server, progress)
 
 
 async def _measure(
@@ -137,10 +141,9 @@ async def _measure(
     data = "".join(line + "\n" for line in keep).encode()
     write_atomic(target.folder / "answers.jsonl", data)
     if bad:
-        return stop(
-            "invalid",
-            f"nobody answered {len(bad)} of {len(items)} items: {bad[0]}",
-        )
+        ended = server and server.ended("while it was asked")
+        missing = f"nobody answered {len(bad)} of {len(items)} items: {bad[0]}"
+        return stop("invalid", ended or missing)
     results = [
         _result(item, answer, plan.max_tokens)
         for item, (answer, _) in zip(items, answers, strict=True)

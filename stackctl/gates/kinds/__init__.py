@@ -12,6 +12,7 @@ from stackctl.errors import InputError
 from stackctl.gates.arms import ArmFolder
 from stackctl.gates.evidence import Slot
 from stackctl.gates.here import Here
+from stackctl.gates.last_words import exit_words
 from stackctl.gates.model import Gate
 from stackctl.model.canonical import loads_strict
 
@@ -144,7 +145,7 @@ def given_answer(place: Place, code: int | None, stdout: bytes) -> dict[str, Any
             protocol.
     """
     if code != 0:
-        raise BadAnswer(f"it ended with exit code {code}")
+        raise BadAnswer(exit_words(code, place.scratch / "stderr"))
     path = place.answer_file
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from stackctl.errors import ExitCode
 from stackctl.gates.kinds import BadAnswer, Place, parse_json
 from stackctl.gates.kinds.shape import SCHEMA, check
+from stackctl.gates.last_words import exit_words
 
 PACKAGE_ROOT: Final = Path(__file__).resolve().parents[3]
 """Folder that holds the package `stackctl`."""
@@ -52,6 +53,8 @@ class Image:
         Raises:
             BadAnswer: It gave none.
         """
+        if not stdout.strip():
+            raise BadAnswer(exit_words(code, place.scratch / "stderr"))
         document = parse_json(stdout, "its output")
         if isinstance(document, dict) and isinstance(document.get("error"), dict):
             spec = place.gate.image

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stackctl.errors import StackctlError, UsageError
+from stackctl.errors import InternalError, StackctlError, UsageError
 from stackctl.fsutil import write_atomic
 from stackctl.gates.model import Gate, load_gate
-from stackctl.gates.serving.unit import Target, measure
+from stackctl.gates.serving.unit import Target, measure, stop
 
 
 class _Notes:
@@ -89,7 +89,8 @@ def main(kind: str, arguments: list[str] | None = None) -> int:
         arguments: The command line, None for this process's own.
 
     Returns:
-        0 with an answer (also one without samples), else the error's exit code.
+        0 with an answer: also one without samples, where the gate, an option or a
+        package was no good; 130 where it was interrupted.
     """
     options = parse(kind, arguments)
     try:
@@ -100,7 +101,10 @@ def main(kind: str, arguments: list[str] | None = None) -> int:
         if error.hint:
             text += f"hint: {error.hint}\n"
         sys.stderr.write(text)
-        return int(error.exit_code)
+        if isinstance(error, InternalError):
+            return int(error.exit_code)
+        # What is known to be wrong is an answer: the receipt says it, as far as it may.
+        answer = stop("invalid", error.message)
     except KeyboardInterrupt:
         return 130
     line = json.dumps(answer, sort_keys=True, separators=(",", ":"))

@@ -13,6 +13,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Final
 
 from stackctl.errors import InputError, UsageError
+from stackctl.gates.last_words import SERVER_LOG, exit_words
 from stackctl.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ bytes, which the folder of a unit alone can be longer than."""
 RUNNING_S: Final = 10.0
 """Seconds that a server which is said to run gets to answer."""
 
-TAIL: Final = 4000
-"""Bytes of a server's output that are shown when it does not start."""
+NOTICE_S: Final = 2.0
+"""Seconds after a fault within which it is seen that the server has ended."""
 
 
 def fill(template: Sequence[str], values: Mapping[str, str | None]) -> list[str]:
@@ -85,10 +86,19 @@ class Server:
         """Exit code, None while it runs."""
         return self._process.poll()
 
-    def tail(self) -> str:
-        """Return the end of its output."""
-        data = self.log.read_bytes()[-TAIL:]
-        return data.decode("utf-8", "replace")
+    def ended(self, when: str) -> str | None:
+        """Say that it ended by itself, and what it said last; None where it runs.
+
+        A moment is waited for that: connections break before its end is noticed.
+
+        Args:
+            when: While what, in words.
+        """
+        try:
+            code = self._process.wait(NOTICE_S)
+        except subprocess.TimeoutExpired:
+            return None
+        return exit_words(code, self.log, "the server", when)
 
 
 @contextmanager
@@ -107,7 +117,7 @@ def started(
     """
     port = free_port()
     command = fill(template, {**values, "port": str(port)})
-    log = folder / "server.log"
+    log = folder / SERVER_LOG
     keeper = [sys.executable, "-m", "stackctl.gates.serving.keeper", str(GRACE_S)]
     with scratch_folder(SHORT, "stackctl-server-") as temporary:
         with log.open("wb") as output:
@@ -149,11 +159,11 @@ async def ready(
     end = loop.time() + limit_s
     last = "no connection"
     while True:
-        if server is not None and (code := server.exited) is not None:
+        if server is not None and server.exited is not None:
             raise InputError(
-                f"the server ended with exit code {code} before it was ready",
+                server.ended("before it was ready") or "",
                 kind="server-ended",
-                hint=f"its output is in {server.log}:\n{server.tail()}",
+                hint=f"its output is in {server.log}",
             )
         try:
             response = await client.get(url, timeout=10.0)

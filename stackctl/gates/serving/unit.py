@@ -61,6 +61,24 @@ def stop(verdict: str, reason: str) -> dict[str, Any]:
     return {"schema": 1, "stop": {"verdict": verdict, "reason": reason}}
 
 
+def unanswered(
+    error: InputError, server: Server | None, progress: Progress
+) -> dict[str, Any]:
+    """Return the answer of a unit whose server did not come up, or went away.
+
+    Args:
+        error: What was noticed first.
+        server: The server where it was started: that it ended says more.
+        progress: Told what to do.
+    """
+    ended = None
+    if error.kind != "server-ended" and server is not None:
+        ended = server.ended("while it was asked")
+    if ended is None and error.hint:
+        progress.note(error.hint)
+    return stop("invalid", ended or error.message)
+
+
 def open_server(
     stack: ExitStack, server: tuple[str, ...], target: Target
 ) -> tuple[str, Server | None]:
@@ -109,12 +127,11 @@ def measure(
         try:
             return asyncio.run(_measure(plan, target, base_url, server, progress))
         except BusyError as error:
-            return stop("invalid", f"busy server: {error}")
+            ended = server and server.ended("before a cell")
+            return stop("invalid", ended or f"busy server: {error}")
         except InputError as error:
             # A server that does not come up says nothing about its speed.
-            if error.hint:
-                progress.note(error.hint)
-            return stop("invalid", error.message)
+            return unanswered(error, server, progress)
 
 
 async def _measure(
@@ -150,8 +167,12 @@ async def _measure(
             measured = await bench.measure(cell)
             cells[cell.name] = measured.samples
             raw[cell.name] = keep(target.folder, cell.name, measured.raw)
-            if server is not None and server.exited is not None:
-                return stop("invalid", f"the server ended during cell {cell.name}")
+            faults = measured.samples["errors"] or measured.samples["problems"]
+            ended = None
+            if server is not None and (faults or server.exited is not None):
+                ended = server.ended(f"during cell {cell.name}")
+            if ended is not None:
+                return stop("invalid", ended)
     return {
         "schema": 1,
         "samples": {"cells": cells},
