@@ -148,11 +148,15 @@ def test_no_reference_but_the_unpacked_base_decides(pairs, which):
     assert found.verdict in ("invalid", "insufficient-evidence")
 
 
+# No control is narrower than a margin of next to nothing, so that decides nothing.
+MARGIN = st.floats(-0.5, -0.001) | st.just(0.0) | st.floats(0.001, 0.5)
+
+
 @SLOW
 @given(
     st.lists(st.floats(0.2, 5), min_size=9, max_size=9),
-    st.floats(-0.5, 0.5),
-    st.floats(-0.5, 0.5),
+    MARGIN,
+    MARGIN,
 )
 def test_an_easier_margin_is_met_by_whatever_meets_a_harder_one(levels, one, two):
     easy, hard = sorted((one, two))

@@ -140,8 +140,8 @@ class Rule:
         default=None,
         metadata=key(
             Number(0.0001, 10.0),
-            "Widest control interval (in log-ratio) that still decides. Without it, "
-            "the margin of the claim; needed where that is zero.",
+            "Widest control interval (in log-ratio) that still decides, where that is "
+            "less than the margin of the claim; needed where the margin is zero.",
             example="0.02",
         ),
     )

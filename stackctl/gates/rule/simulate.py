@@ -17,7 +17,7 @@ from stackctl.gates.rule.intervals import t_quantile
 from stackctl.gates.rule.libraries import library
 from stackctl.gates.rule.looks import looks_of, nominal_confidence
 from stackctl.gates.rule.model import Claim, Rule
-from stackctl.gates.rule.timed import spread, threshold
+from stackctl.gates.rule.timed import control_limit, spread, threshold
 
 RUNS: Final = 20_000
 """Runs of a rate, for error rates of 5 % known to within 0.4 points (99 %)."""
@@ -533,8 +533,7 @@ def _side(
 def _controlled(case: Case, found: Array, control: Array, bar: float) -> Array:
     np = library("numpy")
     low, high = _interval(control, case.rule.control_confidence, 1.0)
-    limit = case.rule.control_width
-    limit = abs(bar) if limit is None else limit
+    limit = control_limit(case.rule, bar)
     found = np.where(high - low > limit, "insufficient-evidence", found)
     return np.where((low > 0) | (high < 0), "invalid", found)
 

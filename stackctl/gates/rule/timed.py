@@ -421,6 +421,16 @@ def _loads(rule: Rule, claim: Claim, blocks: Sequence[Block]) -> list[str]:
     ]
 
 
+def control_limit(rule: Rule, bar: float) -> float:
+    """Return the widest interval of the reference against itself that still decides.
+
+    Args:
+        rule: The rule; its `control_width` may ask for less than the margin, not more.
+        bar: The margin as a log-ratio; zero has only the rule's width.
+    """
+    return min(width for width in (abs(bar), rule.control_width) if width)
+
+
 def _control(
     rule: Rule, claim: Claim, values: list[float] | None, bar: float
 ) -> tuple[Control | None, str | None, str | None]:
@@ -432,7 +442,7 @@ def _control(
     if values is None:
         return None, None, "no control: the reference arm was visited once a process"
     found = mean_interval(values, rule.control_confidence)
-    limit = rule.control_width if rule.control_width is not None else abs(bar)
+    limit = control_limit(rule, bar)
     width = rounded(found.high - found.low)
     # Always as a change: "1.01 times as good as itself" says less.
     low, middle, high = (
@@ -453,11 +463,12 @@ def _control(
     if not found.low <= 0 <= found.high:
         return control, f"the reference arm differs from itself ({text})", None
     if width > limit:
+        allows = "margin" if limit == abs(bar) else "rule"
         return (
             control,
             None,
             f"the reference arm against itself spreads too much: its {text} is "
-            f"{100 * width:.2f} % wide, the margin allows {100 * limit:.2f} %",
+            f"{100 * width:.2f} % wide, the {allows} allows {100 * limit:.2f} %",
         )
     return control, None, None
 
@@ -491,7 +502,7 @@ def _control_pairs(
 ) -> int | None:
     """Return the pairs after which the control interval is narrow enough."""
     spread = mean_interval(control, rule.control_confidence).sd
-    limit = rule.control_width if rule.control_width is not None else abs(bar)
+    limit = control_limit(rule, bar)
     return smallest(
         lambda n: (
             2 * t_quantile(rule.control_confidence, n - 1) * spread / math.sqrt(n)

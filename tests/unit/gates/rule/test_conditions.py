@@ -323,6 +323,21 @@ def test_a_control_wider_than_the_margin_decides_nothing():
     assert judged(kernel(0.7, noise=0.02)).verdict == "qualified"
 
 
+@pytest.mark.parametrize(
+    ("width", "allowed"), [(0.05, "margin allows 1.01"), (0.005, "rule allows 0.50")]
+)
+def test_a_declared_width_asks_for_less_than_the_margin_and_allows_no_more(
+    width, allowed
+):
+    rule = Rule(statistic="paired-log-ratio", control_width=width)
+    claim = replace(GAIN, margin=0.01)
+    found = judged(kernel(0.7, noise=0.02), rule, [claim])
+    assert found.verdict == "insufficient-evidence"
+    assert f"% wide, the {allowed} %" in " ".join(found.reasons)
+    # What the report of missing pairs aims at is the same.
+    assert found.claims[0].more_pairs > (9 if width > 0.01 else 30)
+
+
 def test_a_margin_of_zero_needs_a_declared_width():
     claim = replace(GAIN, margin=0.0)
     with pytest.raises(InputError, match="needs `control_width`"):
