@@ -73,7 +73,10 @@ def register(app: typer.Typer) -> None:
 
 def _gates(session: Session) -> list[dict[str, Any]]:
     """Return which gates of the project can run here; none outside a project."""
-    from stackctl.errors import UsageError
+    from contextlib import suppress
+
+    from stackctl.errors import InputError, UsageError
+    from stackctl.gates.bound import lacking
     from stackctl.gates.here import Here
     from stackctl.gates.model import load_gates
 
@@ -81,9 +84,12 @@ def _gates(session: Session) -> list[dict[str, Any]]:
         project = session.project
     except UsageError:
         return []
+    series = None
+    with suppress(InputError):  # a bad series is for other commands to tell
+        series = session.series
     here = Here()
     return [
         {"name": name, "can_run": not missing, "missing": missing}
         for name, gate in load_gates(project).items()
-        for missing in [here.missing(gate)]
+        for missing in [[*lacking(project, gate, series), *here.missing(gate)]]
     ]

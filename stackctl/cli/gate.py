@@ -253,11 +253,13 @@ def register(app: typer.Typer) -> None:
         and that has no file is listed as not defined.
         """
         from stackctl.gates.asked import Askers, askers
+        from stackctl.gates.bound import lacking
         from stackctl.gates.model import load_gates
 
-        gates = load_gates(session.project)
+        project, series = session.project, session.series
+        gates = load_gates(project)
         here = here_of(python, site, model, base_url, gpu)
-        asked = askers(session.series)
+        asked = askers(series)
         entries: list[dict[str, Any]] = []
         for name in sorted({*gates, *asked}):
             sets = asked.get(name, Askers())
@@ -269,7 +271,7 @@ def register(app: typer.Typer) -> None:
                 )
                 continue
             found = gates[name]
-            missing = here.missing(found)
+            missing = [*lacking(project, found, series), *here.missing(found)]
             arms = [
                 {"name": arm, "tree": spec.tree, "env": dict(spec.env)}
                 for arm, spec in found.arms.items()

@@ -131,7 +131,7 @@ def register(app: typer.Typer) -> None:
                 session,
             )
             if dry_run:
-                rows = forecast(engine, asked, answers, run_all=run_all)
+                rows = forecast(engine, asked, answers, run_all=run_all, series=series)
                 return Outcome(
                     {"gates": rows}, lambda: [*_forecast(rows), *_unjudged(answers)]
                 )

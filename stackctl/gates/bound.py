@@ -2,16 +2,18 @@
 """The files that a gate's answer depends on: bound when it runs, compared later."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import stackctl
 from stackctl.errors import InputError
 from stackctl.fsutil import sha256_of_file
+from stackctl.gates.kinds.served import project_files
 from stackctl.gates.model import FOLDER, SCRIPTED, Gate
 from stackctl.model.canonical import canonical_json
 from stackctl.model.fields import write_record
-from stackctl.model.series import FILE_NAME, load_series
+from stackctl.model.series import FILE_NAME, Series, load_series
 
 PROGRAM: Final = "stackctl/"
 """Start of the names of the program's own files."""
@@ -36,28 +38,24 @@ def bound_files(project: Path, gate: Gate) -> dict[str, tuple[str, str]]:
     from stackctl.gates.kinds.script import imported_files
 
     roles: dict[Path, str] = {gate.path: "gate"}
+    for path, what in absent(project, gate):
+        raise _missing(path, gate, what)
     if gate.script is not None:
         script = project / gate.script
-        _must_be_there(script, gate)
         for path in imported_files(script, script.parent):
             roles.setdefault(path, "code")
         roles[script] = "script"
     for name in gate.files:
-        path = project / name
-        _must_be_there(path, gate)
-        roles.setdefault(path, "script")
+        roles.setdefault(project / name, "script")
     for name in gate.pythonpath:
         if not name.startswith("{"):
-            folder = project / name
-            if not folder.is_dir():
-                raise _missing(folder, gate, "folder")
-            for path in _modules(folder):
+            for path in _modules(project / name):
                 roles.setdefault(path, "code")
     found = {
         _inside(path, project): (role, sha256_of_file(path))
         for path, role in roles.items()
     }
-    if gate.kind == "image" and (gate.image is None or gate.image.ref is None):
+    if _verifies_images(gate):
         found[IMAGES] = ("script", images_sha256(project))
     if gate.kind not in SCRIPTED:
         top = Path(stackctl.__file__).parents[1]
@@ -65,6 +63,57 @@ def bound_files(project: Path, gate: Gate) -> dict[str, tuple[str, str]]:
             name = path.relative_to(top).as_posix()
             found[name] = ("code", sha256_of_file(path))
     return dict(sorted(found.items()))
+
+
+def absent(project: Path, gate: Gate) -> Iterator[tuple[Path, str]]:
+    """Yield what a gate's file names and is not there, and whether file or folder.
+
+    Args:
+        project: The project folder.
+        gate: The gate.
+    """
+    for name in (*filter(None, [gate.script]), *gate.files):
+        if not (project / name).is_file():
+            yield project / name, "file"
+    for name in gate.pythonpath:
+        if not name.startswith("{") and not (project / name).is_dir():
+            yield project / name, "folder"
+
+
+def lacking(project: Path, gate: Gate, series: Series | None = None) -> list[str]:
+    """Return what of a project `gate run` would miss, in words; empty where all is.
+
+    Args:
+        project: The project folder.
+        gate: The gate.
+        series: The project's series, whose sets the arms name; None in a pack.
+    """
+    plan = gate.serving or gate.accuracy
+    found = list(absent(project, gate))
+    for name in () if plan is None else project_files(plan.server):
+        if not (project / name).is_file():
+            found.append((project / name, "file"))
+    reasons = [f"there is no {what} {_inside(path, project)}" for path, what in found]
+    if series is None:
+        return reasons
+    sets = {item.name for item in series.sets}
+    named = {
+        name: None
+        for arm in gate.arms.values()
+        if not arm.tree.startswith("tree:")
+        for name in filter(None, arm.tree.partition(":")[2].split(","))
+    }
+    if gate.tests is not None and gate.tests.of is not None:
+        named[gate.tests.of] = None
+    reasons += [f"the series has no set {name}" for name in named if name not in sets]
+    if _verifies_images(gate) and not series.images:
+        reasons.append("the series names no image")
+    return reasons
+
+
+def _verifies_images(gate: Gate) -> bool:
+    """Whether a gate is about the images that the series names."""
+    return gate.kind == "image" and (gate.image is None or gate.image.ref is None)
 
 
 def images_sha256(project: Path) -> str:
@@ -88,11 +137,6 @@ def _modules(folder: Path) -> list[Path]:
         if not any(part.startswith(".") for part in path.relative_to(folder).parts)
         and path.is_file()
     ]
-
-
-def _must_be_there(path: Path, gate: Gate) -> None:
-    if not path.is_file():
-        raise _missing(path, gate, "file")
 
 
 def _missing(path: Path, gate: Gate, what: str) -> InputError:

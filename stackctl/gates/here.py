@@ -75,12 +75,21 @@ class Here:
             if shutil.which(name) is None:
                 reasons.append(f"the program {name} is not on the path")
         if needs.packages:
-            python = self.interpreter
-            if python.problem:
-                reasons.append(f"Python does not start: {python.problem}")
-            else:
-                reasons += package_problems(needs.packages, python.packages)
-        return reasons
+            reasons += self.python_lacks(needs.packages)
+        from stackctl.gates.kinds import kind_of
+
+        return list(dict.fromkeys([*reasons, *kind_of(gate).lacks(gate, self)]))
+
+    def python_lacks(self, packages: Sequence[str] = ()) -> list[str]:
+        """Return why the Python that runs the units cannot be used.
+
+        Args:
+            packages: Requirements that it must meet.
+        """
+        python = self.interpreter
+        if python.problem:
+            return [f"Python does not start: {python.problem}"]
+        return package_problems(packages, python.packages)
 
 
 def wanted_gpus(gate: Gate) -> str:

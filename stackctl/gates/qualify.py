@@ -23,6 +23,7 @@ from stackctl.errors import InputError
 from stackctl.fsutil import write_atomic
 from stackctl.gates.answers import Answers
 from stackctl.gates.asked import askers
+from stackctl.gates.bound import lacking
 from stackctl.gates.model import FOLDER, Gate
 from stackctl.gates.rule.model import ORDER
 from stackctl.gates.run import Engine, past_seconds
@@ -154,7 +155,12 @@ def asked_gates(
 
 
 def forecast(
-    engine: Engine, asked: Sequence[Asked], answers: Answers, *, run_all: bool = False
+    engine: Engine,
+    asked: Sequence[Asked],
+    answers: Answers,
+    *,
+    run_all: bool = False,
+    series: Series | None = None,
 ) -> list[dict[str, Any]]:
     """Return what would run and for how long, without running anything.
 
@@ -163,6 +169,7 @@ def forecast(
         asked: The gates.
         answers: What receipts answer.
         run_all: Run also what they answer.
+        series: The series, whose sets the gates name.
 
     Returns:
         A row per gate: `runs`, or `answered_by` a receipt, or what is `missing`;
@@ -178,6 +185,7 @@ def forecast(
         if past is None:
             past, source = answers.unit_seconds(gate.name), "receipt"
         missing = engine.executor.missing(gate)
+        missing = [*lacking(engine.project, gate, series), *missing]
         answer = answers.answer(gate.name)
         if run_all and not missing:
             answer = None

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -441,6 +442,60 @@ def test_unknown_gates_and_missing_files_are_told(project):
     )
     missing = gate(project, "here")
     assert missing.code == 3 and missing.json["error"]["kind"] == "file-missing"
+
+
+@pytest.mark.parametrize(
+    ("toml", "kind", "reasons"),
+    [
+        ("", "parity", ["there is no file ci/gates/odd.py"]),
+        ('files = ["a.txt"]', "parity", ["no file ci/gates/odd.py", "no file a.txt"]),
+        (
+            'pythonpath = ["lib"]',
+            "parity",
+            ["no file ci/gates/odd.py", "no folder lib"],
+        ),
+        (
+            arms(on="only:alpha,alpa"),
+            "parity",
+            ["no file", "the series has no set alpa"],
+        ),
+        ('[tests]\nof = "alpa"', "tests", ["the series has no set alpa"]),
+        ("", "image", ["the series names no image"]),
+    ],
+)
+def test_what_a_gate_names_and_is_not_there_is_listed(project, toml, kind, reasons):
+    script = "say(cases(True))" if kind == "parity" else ""
+    path = add_gate(project, "odd", script, toml, kind)
+    path.unlink(missing_ok=True)
+    (listed,) = run("gate", "list", "--json", cwd=project.folder).json["gates"]
+    assert not listed["can_run"] and len(listed["missing"]) == len(reasons)
+    for reason, found in zip(reasons, listed["missing"], strict=True):
+        assert reason in found
+    looked = run("doctor", "--json", cwd=project.folder).json["gates"]
+    assert looked[0]["missing"] == listed["missing"]
+    assert gate(project, "odd").code != 0
+
+
+def test_a_python_that_does_not_start_is_listed_for_all_that_need_it(project):
+    add_gate(project, "script", "say(cases(True))")
+    add_gate(project, "tests", toml='[tests]\npaths = ["tests"]\n', kind="tests")
+    nowhere = str(project.folder / "no/python")
+    listed = run("gate", "list", "--json", "--python", nowhere, cwd=project.folder)
+    for entry in listed.json["gates"]:
+        (reason,) = entry["missing"]
+        assert reason.startswith("Python does not start: ")
+    done = gate(project, "script", "--python", nowhere)
+    assert (done.code, done.json["verdict"]) == (8, "not-tested")
+
+
+def test_a_python_without_pytest_is_listed(project, tmp_path):
+    add_gate(project, "tests", toml='[tests]\npaths = ["tests"]\n', kind="tests")
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True
+    )
+    bare = str(tmp_path / "bare/bin/python")
+    listed = run("gate", "list", "--json", "--python", bare, cwd=project.folder)
+    assert listed.json["gates"][0]["missing"] == ["not installed: pytest"]
 
 
 def test_several_gates_give_a_list_and_the_worst_code(project):

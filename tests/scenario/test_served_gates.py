@@ -209,12 +209,37 @@ def test_a_server_that_ends_while_it_is_asked_is_named(project, name) -> None:
     assert "the server ended with exit code 3" in done.json["reasons"][0]
 
 
-@pytest.mark.parametrize("name", ["speed", "answers"])
-def test_a_missing_option_is_named(project, name) -> None:
-    for text in ("speed", SERVING), ("answers", ACCURACY):
-        add(project, text[0], text[1].replace("{{tree}}", "{{model}}"))
-    done = gate(project, name)
+def test_what_the_unit_itself_finds_wrong_is_told(project) -> None:
+    add(project, "speed", SERVING)
+    path = project.folder / "ci/gates/speed.toml"
+    # An arm that is no tree has nothing to start a server of.
+    path.write_text(path.read_text().replace("upto:alpha", "external"))
+    done = gate(project, "speed", "--seed", "4")
     assert (done.code, done.json["verdict"]) == (9, "invalid")
-    assert "needs {model}, which was not given" in done.json["reasons"][0]
-    (words,) = done.json["last_words"]
-    assert words["lines"][-1] == "hint: give it with --model"
+    assert "needs {tree}, which was not given" in done.json["reasons"][0]
+    (words,) = [w for w in done.json["last_words"] if w["file"].endswith("stderr")]
+    assert words["lines"][-1] == "hint: give it with --tree"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("{{tree}}", "{{model}}", "`--model` is not given"),
+        ('"{{python}}"', '"no-such-server"', "program no-such-server is not on the"),
+        ('"{{python}}"', '"env", "A=b", "no-such", "x"', "program no-such is not on"),
+        ("launch.py", "lunch.py", "there is no file lunch.py"),
+        ("server = [", "body = {{}}\n#", "`--base-url` is not given"),
+        ("upto:alpha", "upto:alfa", "the series has no set alfa"),
+    ],
+)
+def test_what_a_server_lacks_is_told_before_it_is_started(
+    project, old, new, reason
+) -> None:
+    add(project, "speed", SERVING.replace(old, new))
+    for command in ("list",), ("list", "--base-url", "http://127.0.0.1:1/v1"):
+        listed = run("gate", *command, "--json", cwd=project.folder)
+        (entry,) = listed.json["gates"]
+        # Where a server runs already, none is started.
+        given = len(command) > 1 and ("program" in reason or "`--" in reason)
+        assert entry["can_run"] is given
+        assert given or reason in "; ".join(entry["missing"])

@@ -8,7 +8,6 @@ digest. Units run as they would on this machine without a cluster.
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import sys
@@ -39,10 +38,6 @@ from stackctl.scratch import scratch_folder
 
 MAX_OUTPUT: Final = 256 << 20
 """Most bytes of a unit's output that are sent back; larger files are left behind."""
-
-
-CLIENT: Final = ("httpx", "httpx_sse", "prometheus_client")
-"""Packages of what asks servers."""
 
 
 @dataclass(frozen=True)
@@ -231,13 +226,6 @@ class Node:
         missing = here.missing(self._gate)
         if here.site is not None and not here.site.is_dir():
             missing.append(f"there is no folder {here.site}")
-        if self._gate.kind in ("serving", "accuracy"):
-            # Those units run in the Python of this process.
-            missing += [
-                f"the package {name} is not installed for the node's own Python"
-                for name in CLIENT
-                if importlib.util.find_spec(name) is None
-            ]
         top = self._cache.folder / "nodes" / "runs"
         self._run = self._exit.enter_context(scratch_folder(top, "run-"))
         sites = Sites(self._trees, here.site, top)

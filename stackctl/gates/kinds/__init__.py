@@ -77,6 +77,14 @@ class BadAnswer(Exception):  # noqa: N818 - it becomes a unit's problem, in word
 class Kind(Protocol):
     """What a kind of gate knows of its units."""
 
+    def lacks(self, gate: Gate, here: Here) -> list[str]:
+        """Return what a unit of this kind lacks, beside what its gate says it needs.
+
+        Args:
+            gate: The gate.
+            here: What was named, and what the machine has.
+        """
+
     def command(self, place: Place) -> list[str]:
         """Return the program and arguments of a unit."""
 

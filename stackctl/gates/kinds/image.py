@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from stackctl.errors import ExitCode
+from stackctl.gates.here import Here
 from stackctl.gates.kinds import BadAnswer, Place, parse_json
 from stackctl.gates.kinds.shape import SCHEMA, check
 from stackctl.gates.last_words import exit_words
+from stackctl.gates.model import Gate
 
 PACKAGE_ROOT: Final = Path(__file__).resolve().parents[3]
 """Folder that holds the package `stackctl`."""
@@ -16,6 +18,10 @@ PACKAGE_ROOT: Final = Path(__file__).resolve().parents[3]
 
 class Image:
     """What is known of units that verify an image."""
+
+    def lacks(self, gate: Gate, here: Here) -> list[str]:
+        """Return nothing: stackctl itself verifies."""
+        return []
 
     def command(self, place: Place) -> list[str]:
         """Return the program and arguments of a unit."""

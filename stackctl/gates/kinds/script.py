@@ -4,7 +4,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from stackctl.gates.here import Here
 from stackctl.gates.kinds import Place, given_answer
+from stackctl.gates.model import Gate
 
 if TYPE_CHECKING:
     import ast
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
 
 class Script:
     """What is known of units that are scripts."""
+
+    def lacks(self, gate: Gate, here: Here) -> list[str]:
+        """Return why the Python that runs the script cannot be used."""
+        return here.python_lacks()
 
     def command(self, place: Place) -> list[str]:
         """Return the program and arguments of a unit."""

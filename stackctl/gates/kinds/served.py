@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds serving and accuracy: a unit asks one server, in a process of its own."""
 
+import importlib.util
 import os
 import re
+import shutil
 import sys
+from collections.abc import Sequence
+from pathlib import PurePath
+from string import Formatter
 from typing import Any, Final
 
 from stackctl.errors import UsageError
+from stackctl.gates.here import Here
 from stackctl.gates.kinds import Place, given_answer
 from stackctl.gates.kinds.image import PACKAGE_ROOT
 from stackctl.gates.model import Gate
@@ -15,11 +21,36 @@ from stackctl.model.fields import nearest, show
 KEY_VARIABLE: Final = "STACKCTL_GATE_API_KEY"
 """The one secret that is passed on: the API key of the server that is asked."""
 
+CLIENT: Final = ("httpx", "httpx_sse", "prometheus_client")
+"""Packages of what asks servers: units run in stackctl's own Python."""
+
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)=(.*)")
 
 
 class Served:
     """What is known of units that ask a server."""
+
+    def lacks(self, gate: Gate, here: Here) -> list[str]:
+        """Return what asking a server lacks, and starting one where a gate does."""
+        absent = [name for name in CLIENT if importlib.util.find_spec(name) is None]
+        reasons = []
+        if absent:
+            names = ", ".join(absent).replace("_", "-")
+            reasons.append(f"not installed for stackctl's own Python: {names}")
+        addresses = by_arm(here.parameters.get("base-url", ""))
+        if all(addresses.get(arm, addresses.get("")) for arm in gate.arms):
+            return reasons
+        plan = gate.serving or gate.accuracy
+        if plan is None or not plan.server:
+            return [*reasons, "`--base-url` is not given"]
+        if "model" in _placeholders(plan.server) and "model" not in here.named:
+            reasons.append("`--model` is not given")
+        if "python" in _placeholders(plan.server):
+            reasons += here.python_lacks()
+        program = program_of(plan.server)
+        if program and "{" not in program and shutil.which(program) is None:
+            reasons.append(f"the program {program} is not on the path")
+        return reasons
 
     def command(self, place: Place) -> list[str]:
         """Return the program and arguments of a unit: one start of one arm."""
@@ -52,6 +83,46 @@ class Served:
 
 
 SERVED: Final = Served()
+
+
+def _placeholders(template: Sequence[str]) -> set[str]:
+    return {
+        name
+        for argument in template
+        for _, name, _, _ in Formatter().parse(argument)
+        if name
+    }
+
+
+def program_of(template: Sequence[str]) -> str:
+    """Return the program that a server command starts, behind `env NAME=VALUE`.
+
+    Args:
+        template: The command; its program may have placeholders.
+    """
+    words = list(template)
+    if words and PurePath(words[0]).name == "env":
+        words = words[1:]
+        while words and re.match(r"[A-Za-z_]\w*=", words[0]):
+            words = words[1:]
+    return words[0] if words and not words[0].startswith("-") else ""
+
+
+def project_files(template: Sequence[str]) -> list[str]:
+    """Return the files of the project that a server command runs: its program, scripts.
+
+    Args:
+        template: The command.
+    """
+    start = "{project}/"
+    program = program_of(template)
+    return [
+        word.removeprefix(start)
+        for word in template
+        if word.startswith(start)
+        and "{" not in word.removeprefix(start)
+        and (word == program or word.endswith(".py"))
+    ]
 
 
 def by_arm(value: str) -> dict[str, str]:

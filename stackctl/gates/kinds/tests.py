@@ -5,8 +5,10 @@ import os
 import xml.etree.ElementTree as ElementTree
 from typing import Any, Final
 
+from stackctl.gates.here import Here
 from stackctl.gates.kinds import BadAnswer, Place
 from stackctl.gates.kinds.shape import SCHEMA
+from stackctl.gates.model import Gate
 
 _RAN: Final = (0, 1, 2, 5)
 """Exit codes of pytest with a report: passed, failed, collection errors, no tests."""
@@ -14,6 +16,13 @@ _RAN: Final = (0, 1, 2, 5)
 
 class Tests:
     """What is known of units that are pytest."""
+
+    def lacks(self, gate: Gate, here: Here) -> list[str]:
+        """Return that pytest is not there, unless the gate itself asks for it."""
+        from packaging.requirements import Requirement
+
+        named = {Requirement(text).name.lower() for text in gate.needs.packages}
+        return here.python_lacks(() if "pytest" in named else ("pytest",))
 
     def command(self, place: Place) -> list[str]:
         """Return the program and arguments of a unit."""
