@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackctl.cli.command import Session, command
-from stackctl.cli.gate import (
+from stackctl.cli.gate_options import (
     BaseUrlOption,
     GpuOption,
     ModelOption,
     PythonOption,
     SiteOption,
-    here_of,
+    Where,
 )
 from stackctl.cli.output import Outcome
 from stackctl.errors import UsageError
@@ -285,7 +285,9 @@ def register(app: typer.Typer) -> None:
         )
         gate_evaluator = None
         if gate is not None:
-            here = here_of(python, site, model, base_url, gpu)
+            here = Where(
+                python=python, site=site, model=model, base_url=base_url, gpu=gpu
+            ).here()
             gate_evaluator = _gate_evaluator(session, ground, gate, good, here)
             if gate_evaluator.timed and workers > 1:
                 raise UsageError(

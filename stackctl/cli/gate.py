@@ -2,11 +2,24 @@
 """`stackctl gate`: list, run, pack and decide gates."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stackctl.cli.command import Session, command
+from stackctl.cli.gate_options import (
+    BaseUrlOption,
+    ExecutorOption,
+    FreshOption,
+    GpuOption,
+    ModelOption,
+    PythonOption,
+    RayAddressOption,
+    RayLabelOption,
+    ServedModelOption,
+    SiteOption,
+    Where,
+)
 from stackctl.cli.output import Outcome, table
 from stackctl.errors import ExitCode, UsageError
 
@@ -17,7 +30,6 @@ if TYPE_CHECKING:
     from stackctl.gates.cluster.executor import StoredTrees
     from stackctl.gates.here import Here
     from stackctl.gates.model import ArmSpec, Gate
-    from stackctl.gates.run import Engine
 
 RUN_EXAMPLE = (
     "Examples: stackctl gate run kpool-parity-cpu; "
@@ -34,66 +46,6 @@ DECIDE_EXAMPLE = (
     "Example: stackctl gate decide .stackctl/gates/kpool-speed/000001/evidence.json"
 )
 LIST_EXAMPLE = "Examples: stackctl gate list; stackctl gate list --json"
-
-PythonOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PROGRAM",
-        help="Python that runs the units; by default STACKCTL_GATE_PYTHON, else the "
-        "one that runs stackctl.",
-    ),
-]
-SiteOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder with an installed vLLM: each arm's files are laid over it.",
-    ),
-]
-ModelOption = Annotated[
-    str | None, typer.Option(metavar="PATH", help="Model, for gates that need one.")
-]
-BaseUrlOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="Server that is asked, for gates that need one: URL, or ARM=URL for each "
-        "arm, with spaces between.",
-    ),
-]
-ServedModelOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="The server's name for the model."),
-]
-ExecutorOption = Annotated[
-    Literal["local", "ray"],
-    typer.Option(
-        "--executor",
-        help="Where units run: on this machine, or on the nodes of a Ray cluster.",
-    ),
-]
-RayAddressOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="The Ray cluster; by default RAY_ADDRESS, else one on this machine.",
-    ),
-]
-RayLabelOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ray-label",
-        metavar="KEY=VALUE",
-        help="A label that a node must have, like ray.io/accelerator-type=H200 "
-        "(several times).",
-    ),
-]
-GpuOption = Annotated[
-    str | None,
-    typer.Option(metavar="UUID|NUMBER", help="GPU to use; by default the first."),
-]
-
 
 ArmOption = Annotated[
     list[str] | None,
@@ -112,11 +64,6 @@ SeedOption = Annotated[
         "default.",
     ),
 ]
-FreshOption = Annotated[
-    bool,
-    typer.Option("--fresh", help="Do not take up an interrupted run."),
-]
-
 VERDICT_CODES = {
     "qualified": ExitCode.OK,
     "rejected": ExitCode.NO,
@@ -135,32 +82,6 @@ def verdict_code(verdicts: "Iterable[str | None]") -> int:
     return VERDICT_CODES[worst]
 
 
-def here_of(
-    python: str | None,
-    site: Path | None,
-    model: str | None,
-    base_url: str | None,
-    gpu: str | None,
-    served_model: str | None = None,
-) -> "Here":
-    """Return what the options name."""
-    from stackctl.gates.here import Here, default_python
-
-    if base_url:
-        from stackctl.gates.kinds.served import by_arm
-        from stackctl.gates.serving.client import check_base_url
-
-        for address in by_arm(base_url).values():
-            check_base_url(address)
-    named = {"model": model, "base-url": base_url, "served-model": served_model}
-    return Here(
-        python or default_python(),
-        None if site is None else site.absolute(),
-        {name: value for name, value in named.items() if value},
-        gpu or "",
-    )
-
-
 def check_named(gate: "Gate", here: "Here") -> None:
     """Check what the options name against a gate, before anything runs."""
     address = here.parameters.get("base-url")
@@ -168,58 +89,6 @@ def check_named(gate: "Gate", here: "Here") -> None:
         from stackctl.gates.kinds.served import check_addresses
 
         check_addresses(gate, address)
-
-
-def use_executor(
-    engine: "Engine",
-    trees: "StoredTrees",
-    executor: str,
-    address: str | None,
-    labels: list[str] | None,
-    python: str | None,
-    gpu: str | None,
-    session: Session,
-) -> None:
-    """Have an engine run its units where the options say.
-
-    Args:
-        engine: The engine.
-        trees: Its trees.
-        executor: `local` or `ray`.
-        address: Address of the Ray cluster.
-        labels: Labels that its nodes must have, as KEY=VALUE.
-        python: Python of the units, as given.
-        gpu: GPU to use, as given.
-        session: The run of the command.
-
-    Raises:
-        UsageError: Options that do not go together, or Ray is not installed.
-        RemoteError: The cluster cannot be used.
-    """
-    if executor != "ray":
-        if address or labels:
-            option = "--ray-address" if address else "--ray-label"
-            raise UsageError(f"{option} is for --executor ray")
-        return
-    if gpu:
-        raise UsageError(
-            "--gpu is for this machine: on a cluster, Ray gives a run its GPUs",
-            hint="choose nodes by --ray-label",
-        )
-    wanted = {}
-    for label in labels or ():
-        name, equals, value = label.partition("=")
-        if not (name and equals and value):
-            raise UsageError(
-                f"--ray-label {label}: expected KEY=VALUE",
-                hint="like --ray-label ray.io/accelerator-type=H200",
-            )
-        wanted[name] = value
-    from stackctl.gates.cluster.executor import RayExecutor
-
-    engine.executor = RayExecutor(
-        engine, trees, python, address, wanted, session.progress
-    )
 
 
 def register(app: typer.Typer) -> None:
@@ -258,7 +127,9 @@ def register(app: typer.Typer) -> None:
 
         project, series = session.project, session.series
         gates = load_gates(project)
-        here = here_of(python, site, model, base_url, gpu)
+        here = Where(
+            python=python, site=site, model=model, base_url=base_url, gpu=gpu
+        ).here()
         asked = askers(series)
         entries: list[dict[str, Any]] = []
         for name in sorted({*gates, *asked}):
@@ -323,21 +194,23 @@ def register(app: typer.Typer) -> None:
         known = load_gates(project)
         wanted = [find_gate(known, name) for name in dict.fromkeys(gates)]
         changes = _arm_changes(arm)
-        here = here_of(python, site, model, base_url, gpu, served_model)
+        where = Where(
+            python=python,
+            site=site,
+            model=model,
+            base_url=base_url,
+            served_model=served_model,
+            gpu=gpu,
+            executor=executor,
+            address=ray_address,
+            labels=tuple(ray_label or ()),
+        )
+        here = where.here()
         for each in wanted:
             check_named(each, here)
         outcomes = []
         with Engine(project, trees, here, progress=session.progress) as engine:
-            use_executor(
-                engine,
-                trees,
-                executor,
-                ray_address,
-                ray_label,
-                python,
-                gpu,
-                session,
-            )
+            where.use_executor(engine, trees, session.progress)
             for each in wanted:
                 specs = _with_changes(each.arms, changes, each.name)
                 outcomes.append(engine.run(each, specs, seed=seed, fresh=fresh))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackctl.cli.command import Session, command
-from stackctl.cli.gate import (
-    VERDICT_CODES,
+from stackctl.cli.gate import VERDICT_CODES, words_of
+from stackctl.cli.gate_options import (
     BaseUrlOption,
     ExecutorOption,
     FreshOption,
@@ -18,9 +18,7 @@ from stackctl.cli.gate import (
     RayLabelOption,
     ServedModelOption,
     SiteOption,
-    here_of,
-    use_executor,
-    words_of,
+    Where,
 )
 from stackctl.cli.output import Outcome, table
 from stackctl.cli.selection import split_names
@@ -107,7 +105,18 @@ def register(app: typer.Typer) -> None:
         series = session.series
         wanted = [find_set(series, name).name for name in split_names(sets)]
         asked = asked_gates(series, load_gates(session.project), wanted)
-        here = here_of(python, site, model, base_url, gpu, served_model)
+        where = Where(
+            python=python,
+            site=site,
+            model=model,
+            base_url=base_url,
+            served_model=served_model,
+            gpu=gpu,
+            executor=executor,
+            address=ray_address,
+            labels=tuple(ray_label or ()),
+        )
+        here = where.here()
         answers = look(
             series,
             session.cache,
@@ -120,16 +129,7 @@ def register(app: typer.Typer) -> None:
             session.progress.note(f"receipts of {name} are not judged: {why}")
         trees = ComposedTrees(series, session.cache, session.offline, session.progress)
         with Engine(session.project, trees, here, progress=session.progress) as engine:
-            use_executor(
-                engine,
-                trees,
-                executor,
-                ray_address,
-                ray_label,
-                python,
-                gpu,
-                session,
-            )
+            where.use_executor(engine, trees, session.progress)
             if dry_run:
                 rows = forecast(engine, asked, answers, run_all=run_all, series=series)
                 return Outcome(
