@@ -94,7 +94,7 @@ def examine(cache: Cache) -> list[Check]:
     for name in ("numpy", "scipy", "statsmodels"):
         checks.append(_package(name, "verdicts of gates", judge))
     for name in ("torch", "triton", "vllm"):
-        checks.append(_package(name, "gates of the patch sets", extra))
+        checks.append(_package(name, "gates of the sets", extra))
     checks.append(_package("ray", "--executor ray", "pip install 'stackctl[ray]'"))
     driver = "pip install 'stackctl[gpu]'; without it, nvidia-smi is asked"
     checks.append(_package("nvidia-ml-py", "GPU gates", driver))

@@ -26,6 +26,7 @@ def hermetic(
     monkeypatch.setenv("STACKCTL_CACHE_DIR", str(folder))
     for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GIT_CONFIG_COUNT"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)  # would fold tables
     return folder
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackctl.cli.command import Session, command
-from stackctl.cli.output import Outcome, table
+from stackctl.cli.output import Outcome, fitting
 from stackctl.cli.selection import (
     BaseOnlyOption,
     ForceOption,
@@ -36,18 +36,20 @@ def composition_text(
     """Return a composition as lines for a person."""
     base = composition.base
     yield f"{name}: {base.identity.partition('@')[0]}, {base.kind} base"
-    rows = [["base", "", base.tree[:12], (base.commit or "")[:12], ""]]
-    rows += [
-        [
-            step.set,
-            step.patch or "",
-            step.tree[:12],
-            (step.commit or "")[:12],
-            step.disposition,
-        ]
-        for step in composition.steps
-    ]
-    yield from table(["set", "patch", "tree", "commit", "disposition"], rows)
+    yield f"{'tree':12}  set and patch"
+    yield f"{base.tree[:12]}  base"
+    last = None
+    for step in composition.steps:
+        said = "" if step.disposition == "applied" else f" ({step.disposition})"
+        if not step.patch:
+            yield f"{step.tree[:12]}  {step.set}{said}"
+        elif step.set != last:
+            yield f"{'':12}  {step.set}"
+        if step.patch:
+            # The longest name that git gives to a patch makes a line of 80 columns.
+            shown = fitting(step.patch, 16 + len(said))
+            yield f"{step.tree[:12]}    {shown}{said}"
+        last = step.set
     yield ""
     yield f"tree            {composition.tree}"
     if composition.commit:

@@ -48,14 +48,15 @@ def register(app: typer.Typer) -> None:
 
         def text() -> list[str]:
             lines = table(
-                ["what", "state", "found", "needed for", "how to get it"],
+                ["what", "state", "needed for", "found, or how to get it"],
                 [
                     [
                         check.name,
                         check.state,
-                        check.found,
                         check.needed_for,
-                        "" if check.state == "ok" else check.how,
+                        check.found
+                        if check.state == "ok"
+                        else "; ".join(filter(None, [check.found, check.how])),
                     ]
                     for check in checks
                 ],

@@ -24,7 +24,7 @@ from stackctl.cli.output import Outcome, table
 from stackctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stackctl.gates import run as running
     from stackctl.gates.cluster.executor import StoredTrees
@@ -308,17 +308,41 @@ def register(app: typer.Typer) -> None:
         )
 
 
-def _listing(entries: list[dict[str, Any]]) -> list[str]:
-    def names(entry: dict[str, Any]) -> str:
-        return ", ".join(
-            [*entry["required"], *(f"({name})" for name in entry["advisory"])]
-        )
+def who_asks(
+    required: "Sequence[str]", advisory: "Sequence[str]", known: "Sequence[str]"
+) -> str:
+    """Say which sets ask for a gate, those that only want to know in brackets.
 
+    Args:
+        required: Sets that require it.
+        advisory: Sets that only want to know.
+        known: All sets that ask for any gate.
+    """
+    named = [*required, *(f"({name})" for name in advisory)]
+    if len(named) > 2 and not (required and advisory):
+        others = [name for name in known if name not in (*required, *advisory)]
+        words = {0: "all sets", 1: f"all sets but {', '.join(others)}"}.get(len(others))
+        if words is not None:
+            return words if required else f"({words})"
+    return ", ".join(named)
+
+
+def all_askers(askers: "Iterable[Iterable[str]]") -> list[str]:
+    """Return the sets that ask for any gate, each once.
+
+    Args:
+        askers: The sets that ask, gate by gate.
+    """
+    return list(dict.fromkeys(name for names in askers for name in names))
+
+
+def _listing(entries: list[dict[str, Any]]) -> list[str]:
+    sets = all_askers((*each["required"], *each["advisory"]) for each in entries)
     rows = [
         [
             entry["name"],
             entry["kind"] or "not defined",
-            names(entry),
+            who_asks(entry["required"], entry["advisory"], sets),
             "yes" if entry["can_run"] else "no: " + "; ".join(entry["missing"]),
         ]
         for entry in entries

@@ -232,10 +232,10 @@ def _amount(done: int, total: int) -> str:
     return f"({done} of {total})"
 
 
-#: A last column as wide as this is text, which may be wrapped.
-_TEXT = 24
+#: Columns below which nothing is folded: what is left would be no table.
+_LEAST = 30
 #: Columns that text needs beside others; where fewer are left, it goes below them.
-_READABLE = 40
+_READABLE = 36
 
 
 def table(
@@ -246,14 +246,15 @@ def table(
     Args:
         header: Column names.
         rows: Cells; as many per row as the header has.
-        width: Columns to which a table whose last column is text is folded; by default
-            those of the terminal. Files and pipes get one line a row.
+        width: Columns to which a wider table is folded: its last column is wrapped, and
+            what does not fit beside the first columns goes below them. By default
+            `columns()`: files and pipes get one line a row.
     """
     cells = [list(header), *[list(map(printable, row)) for row in rows]]
     widths = [max(len(row[n]) for row in cells) for n in range(len(header))]
-    room = _terminal_columns() if width is None else width
+    room = columns() if width is None else width
     total = sum(widths) + 2 * (len(widths) - 1)
-    if room and total > room > 2 * _TEXT and widths[-1] > _TEXT:
+    if room and total > room >= _LEAST:
         return _folded(cells, widths, room)
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -262,11 +263,48 @@ def table(
     return [line.rstrip() for line in lines]
 
 
-def _terminal_columns() -> int | None:
-    """Return the width of the terminal on standard output, None where it is none."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        return None
-    return shutil.get_terminal_size().columns
+def columns() -> int | None:
+    """Return how wide lines may be: the terminal's width, None where there is none.
+
+    `COLUMNS` says it for a terminal and for a pipe, as into a pager.
+    """
+    if sys.stdout is not None and sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    named = os.environ.get("COLUMNS", "")
+    return int(named) or None if named.isascii() and named.isdigit() else None
+
+
+def labelled(label: str, text: str) -> list[str]:
+    """Return a label with text behind it, wrapped beside the label where it is long.
+
+    Args:
+        label: What stands before the text on its first line.
+        text: The text; one line where nothing says how wide lines may be.
+    """
+    room = columns()
+    if room is None or room < len(label) + _LEAST or len(label) + len(text) <= room:
+        return [label + text]
+    return textwrap.wrap(
+        printable(text),
+        room,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def fitting(text: str, taken: int = 0) -> str:
+    """Return a name cut at its end where lines may not be as long.
+
+    Args:
+        text: The name; `--json` has it whole.
+        taken: Columns of the line before it.
+    """
+    room = columns()
+    if room is None or room < _LEAST or len(text) + taken <= room:
+        return text
+    return text[: max(room - taken - 3, 1)] + "..."
 
 
 def _folded(cells: list[list[str]], widths: list[int], room: int) -> list[str]:

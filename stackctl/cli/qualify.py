@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackctl.cli.command import Session, command
-from stackctl.cli.gate import VERDICT_CODES, words_of
+from stackctl.cli.gate import VERDICT_CODES, all_askers, who_asks, words_of
 from stackctl.cli.gate_options import (
     BaseUrlOption,
     ExecutorOption,
@@ -24,7 +24,7 @@ from stackctl.cli.output import Outcome, table
 from stackctl.cli.selection import split_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from stackctl.gates.answers import Answers
     from stackctl.gates.qualify import Qualification, Row
@@ -178,19 +178,6 @@ def _seconds(value: float | None) -> str:
     return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.0f} h"
 
 
-def _who(required: list[str], advisory: list[str], sets: int) -> str:
-    """Say who asks for a gate, of so many sets that ask for any."""
-    if sets > 2 and len(advisory) == sets:
-        return "(all sets)"
-    if sets > 2 and len(required) == sets:
-        return "all sets"
-    return ", ".join([*required, *(f"({name})" for name in advisory)])
-
-
-def _count(askers: "Iterable[Sequence[str]]") -> int:
-    return len({name for names in askers for name in names})
-
-
 def _receipt(facts: "Mapping[str, Any]") -> str:
     """Say of when and where a receipt is, and who vouches for it."""
     from stackctl.gates.receipt.words import when
@@ -199,14 +186,14 @@ def _receipt(facts: "Mapping[str, Any]") -> str:
 
 
 def _forecast(rows: list[dict[str, Any]]) -> list[str]:
-    sets = _count((*row["required"], *row["advisory"]) for row in rows)
+    sets = all_askers((*row["required"], *row["advisory"]) for row in rows)
     lines = table(
         ["gate", "kind", "for (advisory)", "units", "expected", "at most", "runs"],
         [
             [
                 row["gate"],
                 row["kind"],
-                _who(row["required"], row["advisory"], sets),
+                who_asks(row["required"], row["advisory"], sets),
                 str(row["units"]),
                 ("~" if row["expected_from"] == "receipt" else "")
                 + _seconds(row["expected_s"]),
@@ -273,7 +260,7 @@ def _why(row: "Row") -> str:
 def _result(found: "Qualification") -> list[str]:
     if not found.rows:
         return ["the series names no gate: not tested"]
-    sets = _count((*r.asked.required, *r.asked.advisory) for r in found.rows)
+    sets = all_askers((*r.asked.required, *r.asked.advisory) for r in found.rows)
     lines = table(
         ["gate", "verdict", "by", "time", "for (advisory)", "why"],
         [
@@ -282,7 +269,7 @@ def _result(found: "Qualification") -> list[str]:
                 str(row.document["verdict"] or "not decided"),
                 _by(row),
                 _seconds(row.document["ns"] / 1e9) if row.source == "ran" else "-",
-                _who(list(row.asked.required), list(row.asked.advisory), sets),
+                who_asks(list(row.asked.required), list(row.asked.advisory), sets),
                 _why(row),
             ]
             for row in found.rows
@@ -295,8 +282,8 @@ def _result(found: "Qualification") -> list[str]:
     if held:
         word = "was" if held == 1 else "were"
         lines.append(
-            f"{_gates(held)} {word} answered by receipts and not run now (--run-all "
-            "runs what can run here)"
+            f"{_gates(held)} {word} answered by receipts, not run (--run-all runs what "
+            "can run here)"
         )
     needed = [row for row in found.rows if row.asked.counts]
     for verdict in dict.fromkeys(row.document["verdict"] for row in needed):

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from stackctl.cli.command import Session, command
-from stackctl.cli.output import Outcome, Styled, printable, table
+from stackctl.cli.output import (
+    Outcome,
+    Styled,
+    columns,
+    labelled,
+    printable,
+    table,
+)
 from stackctl.errors import ExitCode, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -122,18 +129,17 @@ def _list_text(
     if not documents:
         yield "no receipts; `stackctl gate run` writes them"
     else:
-        names = ["receipt", "gate", "verdict", "signature", "started", "hardware"]
         yield from table(
-            [*names, word],
+            ["receipt", "gate", "verdict", word, "started", "hardware", "signature"],
             [
                 [
                     Path(each["file"]).name[:12],
                     each.get("gate", "-"),
                     each.get("verdict", "-"),
-                    each.get("signature", "-"),
+                    _word(each, word),
                     when(each.get("started")) if "gate" in each else "-",
                     each.get("hardware", "-"),
-                    _word(each, word),
+                    each.get("signature", "-"),
                 ]
                 for each in documents
             ],
@@ -348,11 +354,13 @@ def _plain(title: str, verdict: str, parts: Sequence[Part]) -> Iterable[str]:
     for part in parts:
         if not part.title:
             for name, value in part.rows:
-                yield f"  {name:<10} {value}"
+                yield from labelled(f"  {name:<10} ", value)
             continue
         yield ""
         yield part.title
-        yield from (f"  {line}" for line in table(part.header, part.rows))
+        room = columns()
+        lines = table(part.header, part.rows, room - 2 if room else None)
+        yield from (f"  {line}" for line in lines)
 
 
 def _rich(title: str, verdict: str, parts: Sequence[Part]) -> Iterable[str]:
@@ -370,6 +378,16 @@ def _rich(title: str, verdict: str, parts: Sequence[Part]) -> Iterable[str]:
     heading = Text(f"{printable(title)}  ", "bold")
     console.print(heading.append(f" {verdict} ", f"bold reverse {colour}"))
     for part in parts:
+        lines = table(part.header, part.rows, width) if part.title else []
+        if len(lines) > len(part.rows) + 1:  # too wide: folded, as without colours
+            console.print(Text(printable(part.title), "bold"))
+            for line in lines:
+                shown = Text(line, no_wrap=True, overflow="ignore")
+                for word, style in _COLOURS.items():
+                    shown.highlight_words([word], style)
+                console.print(shown)
+            console.print()
+            continue
         drawn = Table(
             title=printable(part.title) or None,
             title_justify="left",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackctl.cli.command import Session, command
-from stackctl.cli.output import Outcome, table
+from stackctl.cli.output import Outcome, labelled, table
 from stackctl.cli.selection import complete_sets
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _set_text(document: dict[str, Any]) -> Iterable[str]:
     yield f"{document['name']}{title}"
     for key in ("state", "why", "reason", "retire", "strategy"):
         if document[key]:
-            yield f"  {key:<9} {document[key]}"
+            yield from labelled(f"  {key:<9} ", document[key])
     if document["requires"]:
         yield f"  {'requires':<9} {', '.join(document['requires'])}"
     if document["pull"]:
@@ -167,7 +167,7 @@ def _set_text(document: dict[str, Any]) -> Iterable[str]:
         yield f"  {'pull':<9} {pull['repo']}{where}{pinned}"
     for kind, names in document["gates"].items():
         if names:
-            yield f"  {kind:<9} {', '.join(names)}"
+            yield from labelled(f"  {kind:<9} ", ", ".join(names))
     for patch in document["files"]:
         yield f"  {patch['patch']}  +{patch['added']} -{patch['removed']}"
         yield f"    {patch['subject']}"

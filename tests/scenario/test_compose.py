@@ -293,3 +293,18 @@ def test_attributes_of_the_base_change_nothing(tmp_path: Path) -> None:
     run("compose", "--out", tmp_path / "out", cwd=project.folder)
     assert (tmp_path / "out/a.txt").read_bytes() == b"$Id$\none\n2 \n"
     assert (tmp_path / "out/b.txt").read_bytes() == b"x\r\nz\r\n"
+
+
+def test_a_person_reads_it_on_eighty_columns(project: Project) -> None:
+    for options in ([], ["--base-only"]):
+        done = run("compose", *options, cwd=project.folder)
+        assert done.code == 0 and max(map(len, done.out.splitlines())) <= 80
+    steps = run("compose", "--json", cwd=project.folder).json["steps"]
+    shown = run("compose", cwd=project.folder).out.splitlines()
+    for step in steps:
+        assert f"{step['tree'][:12]}    {step['patch']}" in shown
+        assert f"{'':12}  {step['set']}" in shown
+    narrow = run("compose", cwd=project.folder, env={"COLUMNS": "32"}).out.splitlines()
+    lines = narrow[: narrow.index("")]
+    assert max(map(len, lines[1:])) <= 32 and len(lines) == shown.index("")
+    assert any(line.endswith("...") for line in lines)

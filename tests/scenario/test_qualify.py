@@ -247,7 +247,7 @@ def test_a_receipt_answers_what_cannot_run_here(brought):
     assert qualify(brought, "--run-all").json["gates"] == done.json["gates"]
     text = run("qualify", cwd=brought.folder).out
     assert f"receipt {path.stem[:12]}" in text and "unsigned" in text
-    assert "1 gate was answered by receipts and not run now" in text
+    assert "1 gate was answered by receipts, not run" in text
     (row,) = qualify(brought, "--dry-run").json["gates"]
     assert row["answered_by"] == by and row["missing"] and not row["runs"]
     assert receipts(brought) == [path]

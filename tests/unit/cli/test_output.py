@@ -70,9 +70,45 @@ def test_columns_that_do_not_fit_go_below_and_lose_nothing() -> None:
     assert " ".join(lines).split() == " ".join(wide).split()
 
 
-def test_a_table_without_text_is_left_to_the_terminal() -> None:
-    rows = [["a" * 60, "b" * 60, "applied"]]
-    assert len(output.table(["patch", "tree", "state"], rows, width=80)) == 2
+def test_a_table_without_text_is_folded_too() -> None:
+    rows = [["a" * 60, "b" * 12, "applied"]]
+    lines = output.table(["patch", "tree", "state"], rows, width=80)
+    assert [line.split() for line in lines] == [
+        ["patch", "tree"],
+        ["state"],
+        ["a" * 60, "b" * 12],
+        ["applied"],
+    ]
+    # Where hardly anything fits, lines are left to the terminal.
+    assert len(output.table(["patch", "tree", "state"], rows, width=20)) == 2
+
+
+@pytest.mark.parametrize(
+    ("named", "wide"),
+    [("80", 80), ("0", None), ("", None), ("wide", None), ("-3", None), ("٨٠", None)],
+)
+def test_a_pipe_is_as_wide_as_columns_says(
+    named: str, wide: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", named)
+    assert output.columns() == wide
+    monkeypatch.delenv("COLUMNS")
+    assert output.columns() is None
+
+
+def test_names_are_cut_and_sentences_wrapped_only_where_room_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "one two three " * 5 + "end"
+    assert output.fitting("0001-" + "x" * 60, 16) == "0001-" + "x" * 60
+    assert output.labelled("why  ", text) == ["why  " + text]
+    monkeypatch.setenv("COLUMNS", "60")
+    cut = output.fitting("0001-" + "x" * 60, 16)
+    assert len(cut) == 44 and cut.startswith("0001-x") and cut.endswith("x...")
+    assert output.fitting("0001-short", 16) == "0001-short"
+    lines = output.labelled("why  ", text)
+    assert len(lines) == 2 and max(map(len, lines)) <= 60
+    assert lines[1].startswith("     ") and " ".join(lines).split()[1:] == text.split()
 
 
 @pytest.mark.parametrize("as_json", [False, True])
