@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`stackctl tag`: integration tags that carry their proof."""
 
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,8 +37,13 @@ VERIFY_EXAMPLE = (
 def _checks(checks: "Iterable[Check]") -> list[str]:
     return table(
         ["check", "", "why"],
-        [[each.name, "ok" if each.ok else "NO", each.why] for each in checks],
+        [[each.name, "ok" if each.ok else "NO", _short(each.why)] for each in checks],
     )
+
+
+def _short(why: str) -> str:
+    """Shorten the names of receipts, which are digests: `--json` has them whole."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\.json\b", r"\1...json", why)
 
 
 def _cut_text(done: "Cut", into: Path | None) -> Iterable[str]:
