@@ -24,6 +24,7 @@ import importlib.util
 import marshal
 import struct
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 #: Magic number of the bytecode that this interpreter writes.
@@ -32,6 +33,8 @@ _HEADER = 16
 _FLAG_REF = 0x80
 _MAX_DEPTH = 200
 _MAX_OBJECTS = 4_000_000
+#: Last second that every file system can record.
+_LAST_SECOND = (1 << 31) - 1
 
 UNCHECKED = "unchecked"
 STALE = "stale"
@@ -75,12 +78,29 @@ def read_header(head: bytes) -> Header | None:
     return Header(head[:4], hashed, bool(flags & 0b10), first, second, head[8:_HEADER])
 
 
-def usage(header: Header | None, mtime: int, size: int, source: bytes | None) -> str:
+def times_fit(header: Header, recorded: Iterable[int]) -> bool:
+    """Whether bytecode's time may be that of its source once that is unpacked.
+
+    Args:
+        header: The bytecode's.
+        recorded: What layers say of the source, in seconds since 1970; several for a
+            file with several names.
+    """
+    # What is before 1970 is 1970 in Docker, containerd and podman, and not in umoci;
+    # what is after 2038 depends on the file system too.
+    return any(
+        not 0 <= time <= _LAST_SECOND or header.mtime == time for time in recorded
+    )
+
+
+def usage(
+    header: Header | None, mtimes: Iterable[int], size: int, source: bytes | None
+) -> str:
     """Say what Python makes of a bytecode file beside its source.
 
     Args:
         header: The header, None if it is unreadable.
-        mtime: Modification time of the source in the image, in seconds.
+        mtimes: Modification times that layers give the source, in seconds.
         size: Size of the source in bytes.
         source: Its bytes, needed for headers with a checked hash.
 
@@ -98,7 +118,7 @@ def usage(header: Header | None, mtime: int, size: int, source: bytes | None) ->
         same = importlib.util.source_hash(source) == header.source_hash
         return USED if same else STALE
     # Python compares both numbers modulo 2**32, and never which is newer.
-    same = header.mtime == mtime & 0xFFFFFFFF and header.size == size & 0xFFFFFFFF
+    same = header.size == size & 0xFFFFFFFF and times_fit(header, mtimes)
     return USED if same else STALE
 
 
@@ -243,6 +263,9 @@ class _Reader:
         if kind in "uatAzZ":
             size = self._take(1)[0] if kind in "zZ" else self._long()
             data = self._take(size)
+            if kind not in "ut" and not data.isascii():
+                # Python would read it as Latin-1.
+                raise ValueError("text that is not ASCII")
             return b"u%d:" % len(data) + data
         if kind in "()[<>":
             return self._sequence(kind, depth)

@@ -111,13 +111,17 @@ def compare_root(
         result.nodes = {
             path: node for path, node in view.walk(found.node) if node.kind != "d"
         }
-    _Judge(result, policy).run(wanted)
+    _Judge(result, policy, expected).run(wanted)
     return result
 
 
 class _Judge:
-    def __init__(self, result: Comparison, policy: Policy) -> None:
+    def __init__(
+        self, result: Comparison, policy: Policy, expected: ExpectedTree
+    ) -> None:
         self._result = result
+        self._expected = expected
+        self._removed: frozenset[bytes] | None = None
         self._policy = policy
         self._package = result.root.kind == PACKAGE
         tree = result.root.tree.strip("/")
@@ -250,18 +254,20 @@ class _Judge:
             if node.kind == "f" and node.sha256 == bytes.fromhex(rule.sha256):
                 return "ignored", f"allowed by {rule.path!r} and its sha256"
             return "extra", f"differs from the sha256 that {rule.path!r} allows"
+        if not self._package and (path == b".git" or path.startswith(b".git/")):
+            return "ignored", "git's own data"
         if node.kind != "f":
             what = "a symlink" if node.kind == "l" else "a special file"
             return "extra", f"{what} that nothing tracks"
         wheel = self._policy.wheel
         if wheel is not None and name in wheel:
             if wheel[name].oid == node.oid:
+                if self._was_removed(name):
+                    return "extra", "the base's and the pinned wheel's, but removed"
                 return "ignored", "equal to the pinned wheel's"
             return "extra", "differs from the pinned wheel's"
         if bytecode(path) is not None:
             return "ignored", "bytecode, judged by itself"
-        if not self._package and (path == b".git" or path.startswith(b".git/")):
-            return "ignored", "git's own data"
         if wheel is not None:
             return "extra", "neither tracked nor in the pinned wheel"
         if not self._package:
@@ -271,6 +277,15 @@ class _Judge:
         if is_loadable(name):
             return "extra", "can be run, and no known wheel has a file here"
         return "unverified", "no wheel is pinned"
+
+    def _was_removed(self, name: bytes) -> bool:
+        """Whether the base tracks a file that the expected tree does not."""
+        if known_wheel_file(name):
+            # Of these is all but everything that a wheel has and a tree has not.
+            return False
+        if self._removed is None:
+            self._removed = self._expected.removed()
+        return name in self._removed
 
 
 def _git_mode(node: Node) -> int:

@@ -93,7 +93,7 @@ class FolderContents:
         for path, node in nodes:
             if node.kind == "l":
                 yield path, node.link
-            elif node.kind == "f":
+            elif node.kind == "f" and self._folder.keeps(node.size):
                 yield path, self._folder.read(path)
 
     def hash(self, nodes: Iterable[Node]) -> None:
@@ -105,17 +105,19 @@ class MemoryContents:
 
     Args:
         read: Returns a file's bytes by its path.
+        limits: Files over `kept` are not given.
     """
 
-    def __init__(self, read: "Reader") -> None:
+    def __init__(self, read: "Reader", limits: Limits) -> None:
         self._read = read
+        self._most = limits.kept
 
     def fetch(
         self, nodes: Iterable[tuple[bytes, Node]]
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield the bytes of files with their path."""
         for path, node in nodes:
-            if node.kind == "f":
+            if node.kind == "f" and node.size <= self._most:
                 yield path, self._read(path)
 
     def hash(self, nodes: Iterable[Node]) -> None:

@@ -31,11 +31,13 @@ class ExpectedTree:
         entries: Mode and git id of every tracked path.
         read: Returns the bytes of a blob by its id.
         label: What to call the tree: a composition, a tree id, a folder.
+        removed: Returns the paths that its base has and it has not, if a base is known.
     """
 
     entries: Entries
     read: Callable[[bytes], bytes]
     label: str = ""
+    removed: Callable[[], frozenset[bytes]] = frozenset
     _folders: dict[str, tuple[Entries, bytes]] = field(
         default_factory=dict, compare=False, repr=False
     )

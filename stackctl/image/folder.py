@@ -17,7 +17,7 @@ from stackctl.image.limits import MIB, Limits
 from stackctl.image.view import Node, View, show
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-#: Folders at the top that the kernel makes up.
+#: Folders at the top that the kernel makes up, where it has them mounted.
 _KERNEL = (b"dev", b"proc", b"sys")
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -85,7 +85,9 @@ class Folder:
                         continue
                     assert node.children is not None
                     node.children[name] = child
-                    if child.kind == "d" and (parts or name not in _KERNEL):
+                    if child.kind == "d" and not (
+                        not parts and name in _KERNEL and _is_mounted(descriptor, name)
+                    ):
                         stack.append((child, [*parts, name]))
             finally:
                 os.close(descriptor)
@@ -114,10 +116,14 @@ class Folder:
                     self._hash(path, node, sha256)
 
     def read(self, path: bytes) -> bytes:
-        """Return the content of one file of the view."""
+        """Return the content of one file of the view, at most what is kept of any."""
         parts = self._inner(path)
         with os.fdopen(self._open(parts), "rb", buffering=0) as stream:
-            return stream.read(self._limits.kept + 1)[: self._limits.kept]
+            return stream.read(self._limits.kept)
+
+    def keeps(self, size: int) -> bool:
+        """Whether `read` gives the whole of a file of some size in bytes."""
+        return size <= self._limits.kept
 
     def _inner(self, path: bytes) -> list[bytes]:
         inner = path
@@ -187,6 +193,12 @@ def _open_below(top: int, parts: list[bytes]) -> int | None:
             os.close(current)
         current = following
     return current
+
+
+def _is_mounted(folder: int, name: bytes) -> bool:
+    """Whether a folder's entry is on another file system than the folder."""
+    there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return there.st_dev != os.fstat(folder).st_dev
 
 
 def _node(folder: int, name: bytes) -> Node | None:

@@ -37,6 +37,15 @@ _STARTUP_NAMES = frozenset(
 )
 
 
+#: Attributes that the kernel's overlay and the one in user space obey.
+_OVERLAY_MARKS = (
+    b"trusted.overlay.",
+    b"user.overlay.",
+    b"user.fuseoverlayfs.",
+    b"security.fuseoverlayfs.",
+)
+
+
 @dataclass(slots=True)
 class LayerEntry:
     """An entry of a layer, with the hashes of its content.
@@ -210,9 +219,9 @@ def _overlay_meaning(entry: TarEntry) -> str:
     if entry.type == "3" and entry.device == (0, 0):
         return "0/0 device"
     for key in entry.pax:
-        if key.startswith(b"SCHILY.xattr.") and b".overlay." in key:
+        if key.startswith(b"SCHILY.xattr.") and b"overlay" in key:
             name = key[len(b"SCHILY.xattr.") :]
-            if name.startswith((b"trusted.overlay.", b"user.overlay.")):
+            if name.startswith(_OVERLAY_MARKS):
                 return name.decode("utf-8", "backslashreplace")
     return ""
 

@@ -8,6 +8,7 @@ from stackctl.errors import UsageError
 
 _MACHINES = {
     "x86_64": "amd64",
+    "x86-64": "amd64",
     "aarch64": "arm64",
     "armv7l": "arm",
     "armv6l": "arm",
@@ -36,10 +37,16 @@ class Platform:
         return bool(self.os and self.architecture) and self.os != "unknown"
 
     def normal(self) -> "Platform":
-        """Return the platform with its variant spelled out."""
-        architecture = _MACHINES.get(self.architecture, self.architecture)
-        variant = self.variant or _DEFAULT_VARIANT.get(architecture, "")
-        return Platform(self.os, architecture, variant)
+        """Return the platform with its variant spelled out.
+
+        As containerd reads it: whatever the case, and Linux where no system is named.
+        """
+        architecture = self.architecture.lower()
+        architecture = _MACHINES.get(architecture, architecture)
+        variant = self.variant.lower() or _DEFAULT_VARIANT.get(architecture, "")
+        if variant.isdigit():
+            variant = f"v{variant}"
+        return Platform(self.os.lower() or "linux", architecture, variant)
 
     def same(self, other: "Platform") -> bool:
         """Whether both name the same platform."""

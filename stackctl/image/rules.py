@@ -10,7 +10,8 @@ from pathlib import Path
 _COMPILED = re.compile(rb"\.(so(\.\d+)*|pyd|dylib|dll|a|o|lib|cubin|fatbin|ptx)$")
 _LOADABLE = re.compile(rb"\.(py|pyw|pyc|pyo|pyd|so(\.\d+)*|egg|zip|pth|pyz)$")
 _BYTECODE = re.compile(
-    rb"(?P<folder>(?:.*/)?)__pycache__/(?P<stem>[^/]+?)\.(?P<tag>[a-z]+-\d+t?)"
+    rb"(?P<folder>(?:.*/)?)__pycache__/(?P<stem>[^/]+?)\."
+    rb"(?P<tag>[a-z]+-?\d+t?(?:-\d+|-[a-z]+-\d[\d.]*)?)"
     rb"(?:\.opt-(?P<level>[0-9A-Za-z]+))?\.pyc"
 )
 _GENERATED = re.compile(

@@ -2,6 +2,7 @@
 """The tree that a lock expects in an image, and trees that explain another."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stackctl.cache import Cache
@@ -45,13 +46,27 @@ def locked_tree(
     """
     lock = read_lock(path)
     label = f"composition {lock.composition}"
-    try:
-        return from_store(cache.store, lock.content.tree, label)
-    except PinError:
+
+    def compose() -> Composition:
         series = load_series(path.parent / SERIES_FILE)
-    composition = compose_series(
-        series, cache, options=Options(offline=offline), progress=progress
-    )
+        return compose_series(
+            series, cache, options=Options(offline=offline), progress=progress
+        )
+
+    def removed() -> frozenset[bytes]:
+        base = lock.content.base.tree
+        try:
+            paths = {name for name, _, _ in cache.store.walk(base)}
+        except PinError:
+            compose()
+            paths = {name for name, _, _ in cache.store.walk(base)}
+        return frozenset(paths - expected.entries.keys())
+
+    try:
+        expected = from_store(cache.store, lock.content.tree, label)
+        return replace(expected, removed=removed)
+    except PinError:
+        composition = compose()
     if composition.tree != lock.content.tree:
         raise PinError(
             f"{path} locks the tree {lock.content.tree}, and the series beside it "
@@ -60,7 +75,8 @@ def locked_tree(
             hint="run `stackctl lock`, or take the series of the lock's revision",
             where={"file": str(path)},
         )
-    return from_store(cache.store, composition.tree, label)
+    expected = from_store(cache.store, composition.tree, label)
+    return replace(expected, removed=removed)
 
 
 def pinned_wheel(

@@ -307,7 +307,7 @@ class Resolver:
             )
         config = _descriptor(document.get("config"), f"{what} config")
         if config.media_type not in (*CONFIG_TYPES, ""):
-            if depth == 0:
+            if depth == 0 or (not every and self._may_run(descriptor, config)):
                 raise ImageFormatError(
                     f"{what} is no container image but {config.media_type!r}",
                     kind="not-an-image",
@@ -315,6 +315,23 @@ class Resolver:
                 )
             return
         found[descriptor.digest] = _Candidate(descriptor, data, descriptor.platform)
+
+    def _may_run(self, descriptor: Descriptor, config: Descriptor) -> bool:
+        """Say whether a runtime that does not ask for a config's type takes an entry.
+
+        containerd goes by the platform alone, that of the entry or else the config's.
+        """
+        if descriptor.platform is not None:
+            return True
+        name = f"config {config.digest}"
+        chunks = verified(self._store.blob(config), config.digest, config.size, name)
+        try:
+            data = read_small(chunks, self._limits.config, name)
+            stated = config_platform(parse_config(data, name))
+        except (DigestError, ImageFormatError):
+            return False
+        wanted = self._platform or this_platform()
+        return bool(stated.architecture) and stated.same(wanted)
 
     def _choose(self, candidates: list[_Candidate]) -> _Candidate:
         if not candidates and self._passed:
@@ -432,9 +449,10 @@ class Resolver:
 
 
 def _is_attestation(descriptor: Descriptor) -> bool:
-    if descriptor.platform and descriptor.platform.os == "unknown":
-        return True
-    return "vnd.docker.reference.type" in descriptor.annotations
+    # Not by their annotation, which runtimes do not look at.
+    return descriptor.platform is not None and (
+        descriptor.platform.os.lower() == "unknown"
+    )
 
 
 def _no_platform(wanted: Platform, there: list[Platform]) -> ImageFormatError:

@@ -59,7 +59,7 @@ class TarEntry:
         type: The type flag as one character; `0` for every regular file.
         mode: Permission bits as recorded.
         size: Logical size in bytes (of a sparse file: with its holes); 0 without data.
-        mtime: Modification time in whole seconds, rounded down.
+        mtime: Modification time in whole seconds, as Python sees it.
         linkname: Target of a hard or symbolic link as recorded.
         device: Major and minor number of a device.
         pax: PAX records of this entry, or of a global header.
@@ -228,8 +228,11 @@ def _pax_time(text: bytes) -> int:
     if dot and fraction and not fraction.isdigit():
         raise ValueError
     seconds = _decimal(whole)
-    if whole.startswith(b"-") and fraction.strip(b"0"):
-        seconds -= 1
+    if whole.startswith(b"-"):
+        return seconds - bool(fraction.strip(b"0"))
+    if fraction:
+        # Python has times as floats: the end of a second may be the next one.
+        return int(seconds + 1e-9 * int(fraction[:9].ljust(9, b"0")))
     return seconds
 
 

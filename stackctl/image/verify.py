@@ -315,7 +315,8 @@ class _Verifier:
         from stackctl.image.environment import package_names
         from stackctl.image.wheel import Wheel
 
-        wheel = Wheel(path, self._request.limits)
+        limits = self._request.limits
+        wheel = Wheel(path, limits)
         view = wheel.view(sha256=self._sha256)
         roots = self._request.roots or tuple(
             Root(name, f"/{name}", PACKAGE)
@@ -330,7 +331,7 @@ class _Verifier:
                 where={"file": str(path)},
             )
         image: dict[str, object] = {"digest": None, "platform": None, "layers": []}
-        return _Loaded(view, MemoryContents(wheel.read), image, roots=roots)
+        return _Loaded(view, MemoryContents(wheel.read, limits), image, roots=roots)
 
     def _interest(self) -> Interest:
         roots = tuple(

@@ -47,6 +47,7 @@ class Node:
         mode: Permission bits.
         size: Content size in bytes.
         mtime: Seconds since 1970.
+        times: Other times that the headers of its further names give.
         oid: Git blob id of the content or link target.
         sha256: SHA-256 of the content, if it was computed.
         link: Target of a symlink.
@@ -76,6 +77,7 @@ class Node:
         "ref",
         "sha256",
         "size",
+        "times",
     )
 
     def __init__(self, kind: str, layer: int = 0, mode: int = 0o755) -> None:
@@ -83,6 +85,7 @@ class Node:
         self.mode = mode
         self.size = 0
         self.mtime = 0
+        self.times: tuple[int, ...] = ()
         self.oid: bytes | None = None
         self.sha256: bytes | None = None
         self.link = b""
@@ -161,8 +164,12 @@ class View:
         while pending:
             part = pending.pop()
             if part == b".":
+                if node.kind != "d":
+                    return Lookup(None, _join(stack, part), tuple(visited))
                 continue
             if part == b"..":
+                if node.kind != "d":
+                    return Lookup(None, _join(stack, part), tuple(visited))
                 if stack:
                     stack.pop()
                 node = stack[-1][1] if stack else self.root
@@ -287,6 +294,8 @@ class Applier:
     def _check_types(self, entry: LayerEntry, path: bytes) -> None:
         if entry.type not in "0123456":
             self._refuse("entry-type", entry, f"has the type {entry.type!r}")
+        if entry.type == "2" and not entry.link:
+            self._refuse("symlink-empty", entry, "is a symlink to nothing")
         if entry.overlay:
             self._doubt(
                 "overlay-marker",
@@ -559,7 +568,10 @@ class Applier:
                 "containerd keeps the mode of the file's own header",
                 modes_only=True,
             )
-        node.mtime = entry.mtime
+        if node.mtime != entry.mtime:
+            # Some runtimes give the file the time of the link's header.
+            node.times = (*node.times, node.mtime)
+            node.mtime = entry.mtime
         if node.names is None:
             node.names = [found.path]
         node.names.append(path)

@@ -27,6 +27,8 @@ from stackctl.image.limits import Limits
 from stackctl.image.roots import Pinned
 from stackctl.image.view import Node, View, show
 
+#: What installers call the folder that packages go into.
+_PACKAGES = (b"site-packages", b"dist-packages")
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 
 
@@ -155,6 +157,11 @@ class Wheel:
         if parts[0].endswith(b".data"):
             if len(parts) > 2 and parts[1] in (b"purelib", b"platlib"):
                 return b"/".join(parts[2:])
+            if parts[1:2] == [b"data"]:
+                # Below the prefix, which is where site-packages is too.
+                for name in _PACKAGES:
+                    if name in parts[:-1]:
+                        return b"/".join(parts[parts.index(name) + 1 :])
             return None
         return name
 
