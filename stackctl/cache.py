@@ -11,6 +11,7 @@ Layout below the cache folder:
     downloads/<sha256>    archives, by their digest
     facts.sqlite3         what was derived: base -> tree, step -> tree, blob -> SHA-256
     bisect/               logs and outputs of searches
+    trees/                trees of gates as folders, the last used (`gates/shelf.py`)
     locks/                lock files of running work
 """
 

@@ -134,7 +134,7 @@ class GateEvaluator:
     Args:
         gate: The gate.
         good: The good end.
-        trees: Composes the arms' trees; used only while this object is made.
+        trees: Composes the arms' trees; asked only while this object is made.
         here: What the user named and what this machine has.
         project: Project folder.
         state: Folder for runs and receipts.
@@ -169,6 +169,7 @@ class GateEvaluator:
         # Everything that needs the composer is asked here, in one thread.
         self._name = f"{trees.base['identity']} up to {good.name}"
         self._base = trees.folder(good.tree)
+        self._trees = trees  # as long as it lives, that folder stays in the cache
         self._tests: tuple[str, ...] = ()
         if gate.tests is not None and gate.tests.of is not None:
             self._tests = trees.tests_of(gate.tests.of)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stackctl.cache import Cache
     from stackctl.compose.compose import Composer
     from stackctl.compose.plan import Selection
+    from stackctl.gates.shelf import Shelf
     from stackctl.git.store import Store
     from stackctl.model.series import Series
 
@@ -199,6 +200,7 @@ class ComposedTrees:
         self._folders: dict[str, Path] = {}
         self._tests: dict[str, tuple[str, ...]] = {}
         self._package: frozenset[bytes] | None = None
+        self._shelf: Shelf | None = None
 
     @property
     def _compose(self) -> "Composer":
@@ -242,13 +244,18 @@ class ComposedTrees:
         """Return a folder with exactly the files of a tree.
 
         It lies in the cache under the tree's id and is verified before its first use
-        in this process: what is not the tree any more is written again.
+        in this process: what is not the tree any more is written again. It is held as
+        long as this object lives; others that were not used for longest may go.
         """
         if tree not in self._folders:
             from stackctl.compose.materialise import materialise
+            from stackctl.gates.shelf import Shelf
             from stackctl.model.ids import TreeId
 
-            target = self._cache.folder / "trees" / tree
+            if self._shelf is None:
+                self._shelf = Shelf(self._cache.folder)
+            target = self._shelf.hold(tree)
+            written = False
             with self._cache.lock(f"tree-{tree}"):
                 if os.path.lexists(target) and not holds(target, tree):
                     self._progress.note(f"tree {tree[:12]} was changed; written again")
@@ -263,7 +270,10 @@ class ComposedTrees:
                             hint="the file system changes names or modes; set "
                             "STACKCTL_CACHE_DIR to another one",
                         )
+                    written = True
             self._folders[tree] = target
+            if written:
+                self._shelf.put_away()
         return self._folders[tree]
 
     def forget(self, tree: str) -> None:

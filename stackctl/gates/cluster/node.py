@@ -31,6 +31,7 @@ from stackctl.gates.kinds.served import KEY_VARIABLE
 from stackctl.gates.model import Gate, load_gate
 from stackctl.gates.pack import PackedStore
 from stackctl.gates.process import Stopped
+from stackctl.gates.shelf import Shelf
 from stackctl.gates.snapshot import Gpu, gpus
 from stackctl.model.ids import TreeId
 from stackctl.progress import SILENT
@@ -72,9 +73,10 @@ class NodeTrees:
         self._cache = cache
         self._package = package
         self._known: set[str] = set()
+        self._shelf = Shelf(cache.folder)
 
     def _target(self, tree: str) -> Path:
-        return self._cache.folder / "trees" / TreeId(tree)
+        return self._shelf.hold(TreeId(tree))
 
     def have(self, tree: str) -> bool:
         """Whether the tree is here, whole; a folder that is not it is removed."""
@@ -110,6 +112,7 @@ class NodeTrees:
                     "STACKCTL_CACHE_DIR there to another one",
                 )
             self._known.add(tree)
+        self._shelf.put_away()
 
     def folder(self, tree: str) -> Path:
         """Return a folder with exactly the files of a tree.

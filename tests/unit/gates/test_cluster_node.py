@@ -21,6 +21,7 @@ from stackctl.gates.cluster import shim
 from stackctl.gates.cluster.executor import node_name, unpack_output
 from stackctl.gates.cluster.node import pack_output
 from stackctl.gates.pack import write_trees
+from stackctl.gates.shelf import MOST, Shelf
 from stackctl.progress import SILENT
 
 
@@ -323,3 +324,20 @@ def test_options_that_cannot_be_used(project, options, words):
     assert words in told["message"] and b"Traceback" not in done.stderr
     if "not installed" in words:
         assert told["kind"] == "no-ray" and "stackctl[ray]" in told["hint"]
+
+
+def test_the_trees_of_a_node_are_bounded_and_those_in_use_stay(node, archive, trees):
+    folder = node.cache / "trees"
+    old = [f"{number:040x}" for number in range(12)]
+    for number, name in enumerate(old):
+        (folder / name).mkdir(parents=True)
+        os.utime(folder / name, (number, number))
+    for name in trees.values():
+        path = str(archive(name))
+        assert node.ask("take", kind="tree", digest=name, file=path) == {}
+    assert kept(node) == sorted([*old[2 + len(old) - MOST :], *trees.values()])
+    for name in trees.values():
+        assert node.ask("have", kind="tree", digest=name) == {"have": True}
+        assert name not in Shelf(node.cache, 0).put_away()
+    node.end()
+    assert Shelf(node.cache, 0).put_away() and kept(node) == []
