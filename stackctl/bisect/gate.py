@@ -18,7 +18,7 @@ from stackctl.bisect.command import CancelledError, Control
 from stackctl.bisect.model import Answer, Probe
 from stackctl.bisect.stack import Place
 from stackctl.errors import ExitCode, StackctlError
-from stackctl.gates.arms import ComposedTrees, Found, files_below
+from stackctl.gates.arms import EXTERNAL, ComposedTrees, Found, files_below
 from stackctl.gates.here import Here
 from stackctl.gates.model import ArmSpec, Gate
 from stackctl.gates.process import Stopped
@@ -82,7 +82,7 @@ class _CandidateTrees:
 
     def find(self, definition: str) -> Found:
         """Return the candidate, or the good end for the base."""
-        if definition == "external":
+        if definition == EXTERNAL:
             return Found(None)
         if definition == "base":
             return Found(self._good.tree)
@@ -244,7 +244,7 @@ class GateEvaluator:
         )
         specs = {
             name: spec
-            if spec.tree in ("base", "external")
+            if spec.tree in ("base", EXTERNAL)
             else ArmSpec(tree=f"tree:{TreeId(probe.tree)}", env=spec.env)
             for name, spec in self._gate.arms.items()
         }

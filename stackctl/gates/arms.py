@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from stackctl.git.store import Store
     from stackctl.model.series import Series
 
+EXTERNAL: Final = "external"
+"""Definition of an arm that is no tree of ours: a server at a URL."""
+
 PACKAGE: Final = "vllm"
 """Folder of the tree that an installation has as a package."""
 
@@ -225,7 +228,7 @@ class ComposedTrees:
 
     def find(self, definition: str) -> Found:
         """Return what a definition means, composing it."""
-        if definition == "external":
+        if definition == EXTERNAL:
             return Found(None)
         if definition not in self._found:
             self._found[definition] = self._find(definition)

@@ -671,7 +671,9 @@ def test_a_receipt_names_the_sets_that_asked(project):
 
 
 def test_what_a_person_reads(project):
-    add_gate(project, "good", "say(cases(True))", "units = 2\n")
+    own = 'found["samples"]["cases"][0]["id"] = os.environ["STACKCTL_GATE_UNIT"]'
+    script = f"found = cases(True)\n{own}\nsay(found)"
+    add_gate(project, "good", script, "units = 2\n")
     add_gate(project, "absent", "say(cases(True))", '[needs]\ncommands = ["nothing-"]')
     done = run("gate", "run", "good", "absent", cwd=project.folder)
     assert done.code == 8

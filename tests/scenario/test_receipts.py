@@ -170,9 +170,57 @@ def forged(project: Path, change: Callable[[dict[str, Any]], object]) -> None:
     (path,) = (project / "receipts" / "texts").glob("*.json")
     statement = json.loads(path.read_bytes())
     change(statement["predicate"])
+    arms = statement["predicate"]["bound"]["arms"]
+    statement["subject"] = [
+        subject
+        for subject in statement["subject"]
+        if not subject["name"].startswith("arm:") or arms[subject["name"][4:]]["tree"]
+    ]
     path.unlink()
     data = canonical_json(statement) + b"\n"
     path.with_name(f"{sha256(data).hexdigest()}.json").write_bytes(data)
+
+
+def rebind(gate: Path) -> Callable[[dict[str, Any]], object]:
+    """Name the gate's file as it is now."""
+
+    def change(predicate: dict[str, Any]) -> None:
+        for file in predicate["bound"]["files"]:
+            if file["role"] == "gate":
+                file["sha256"] = sha256(gate.read_bytes()).hexdigest()
+
+    return change
+
+
+def test_a_receipt_without_an_arms_tree_is_about_no_tree(project: Path) -> None:
+    def unbind(predicate: Any) -> None:
+        for arm in predicate["bound"]["arms"].values():
+            arm["tree"] = None
+
+    forged(project, unbind)
+    assert changed(project) == [
+        "arm base (base): the receipt names no tree",
+        "arm on (composed): the receipt names no tree",
+    ]
+
+
+def test_a_receipt_with_fewer_units_than_the_gate_is_stale(project: Path) -> None:
+    gate = project / "ci" / "gates" / "texts.toml"
+    gate.write_text(gate.read_text().replace("schema = 1", "schema = 1\nunits = 3"))
+    forged(project, rebind(gate))
+    assert changed(project) == ["schedule: had 1 unit, the gate has 3"]
+
+
+def test_a_receipt_that_hides_a_limitation_or_a_gpu_is_stale(project: Path) -> None:
+    gate = project / "ci" / "gates" / "texts.toml"
+    head = 'schema = 1\nlimitations = ["small shapes"]'
+    text = gate.read_text().replace("schema = 1", head)
+    gate.write_text(f"{text}\n[needs]\ngpus = 1\n")
+    forged(project, rebind(gate))
+    assert changed(project) == [
+        "GPUs: the gate needs 1 GPU, and a unit had fewer",
+        'limitation: the gate says "small shapes", the receipt does not',
+    ]
 
 
 def test_a_module_that_stands_before_another_makes_it_stale(project: Path) -> None:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import stackctl
 from stackctl.errors import InputError, StackctlError, UsageError
 from stackctl.fsutil import read_regular
-from stackctl.gates.arms import ComposedTrees, Found
+from stackctl.gates.arms import EXTERNAL, ComposedTrees, Found
 from stackctl.gates.bound import IMAGES, images_sha256
 from stackctl.gates.model import Gate
 from stackctl.gates.receipt.allow import REMOVED, Filter
 from stackctl.gates.receipt.model import BoundFile, Receipt
 from stackctl.gates.receipt.words import shown
+from stackctl.gates.rule.words import counted
 from stackctl.model.canonical import canonical_json
 from stackctl.progress import SILENT, Progress
 
@@ -173,11 +174,13 @@ def stale(receipt: Receipt, state: ProjectState) -> list[str]:
 def _arms(receipt: Receipt, state: ProjectState) -> list[str]:
     said = _base(receipt, state)
     for name, arm in sorted(receipt.arms.items()):
-        if arm.tree is None or arm.definition.startswith("tree:"):
+        if arm.definition == EXTERNAL or arm.definition.startswith("tree:"):
             continue
         now = state.tree(arm.definition)
         called = f"arm {name} ({arm.definition})"
-        if now is None:
+        if arm.tree is None:
+            said.append(f"{called}: the receipt names no tree")
+        elif now is None:
             said.append(f"{called}: the series has no such set any more")
         elif now != arm.tree:
             said.append(f"{called}: the tree was {arm.tree[:12]}, is {now[:12]} now")
@@ -185,7 +188,7 @@ def _arms(receipt: Receipt, state: ProjectState) -> list[str]:
 
 
 def _base(receipt: Receipt, state: ProjectState) -> list[str]:
-    if all(arm.tree is None for arm in receipt.arms.values()):
+    if all(arm.definition == EXTERNAL for arm in receipt.arms.values()):
         return []  # servers that somebody else runs stand on no base of ours
     base, now = receipt.predicate.bound.base, state.base["tree"]
     if base is None:
@@ -233,6 +236,7 @@ def _declared(receipt: Receipt, state: ProjectState) -> list[str]:
     said = _asked(receipt, gate)
     if receipt.kind != gate.kind:
         said.append(f"kind: was {receipt.kind}, is {gate.kind} now")
+    said += _amount(receipt, gate)
     said += _changes("rule", bound.rule, gate.rule.document())
     before = {str(claim.get("name")): claim for claim in bound.claims}
     now = {claim.name: claim.document() for claim in gate.claims}
@@ -270,6 +274,56 @@ def _asked(receipt: Receipt, gate: Gate) -> list[str]:
         }
         said += _changes(f"switches of arm {name}", before, now)
     return said
+
+
+def _amount(receipt: Receipt, gate: Gate) -> list[str]:
+    """Say where a receipt holds less than a run of the gate gives.
+
+    The rule sees to the units of timed gates; what else a run must hold is in no part
+    of a receipt but the digest of the gate's file.
+    """
+    predicate, said = receipt.predicate, []
+    planned = len(predicate.run.schedule.slots)
+    if not gate.timed and not gate.rule.blocks and planned != gate.units:
+        said.append(
+            f"schedule: had {counted(planned, 'unit')}, the gate has {gate.units}"
+        )
+    if any(len(unit.gpus) < gate.needs.gpus for unit in predicate.units):
+        asked = counted(gate.needs.gpus, "GPU")
+        said.append(f"GPUs: the gate needs {asked}, and a unit had fewer")
+    if gate.accuracy is not None:
+        for wanted in gate.accuracy.sets:
+            for unit in predicate.units:
+                had = _items(unit.answer, wanted.kind)
+                if had is not None and had != wanted.items:
+                    said.append(
+                        f"items: unit {unit.unit} answered {had} of the set "
+                        f"{wanted.kind}, the gate has {wanted.items}"
+                    )
+    return said + [
+        f"limitation: the gate says {shown(text)}, the receipt does not"
+        for text in gate.limitations
+        if not any(_says(kept, text) for kept in predicate.limitations)
+    ]
+
+
+def _says(kept: str, text: str) -> bool:
+    """Whether a sentence of a receipt is this one; any word of it may be taken out."""
+    words = Filter().text(text).split()
+    had = kept.split()
+    return len(had) == len(words) and all(
+        REMOVED in was or was == now for was, now in zip(had, words, strict=True)
+    )
+
+
+def _items(answer: Mapping[str, Any] | None, kind: str) -> int | None:
+    """Return how many items of a set a unit answered; None where it did not measure."""
+    samples = (answer or {}).get("samples")
+    items = samples.get("items") if isinstance(samples, Mapping) else None
+    if not isinstance(items, list):
+        return None
+    kinds = [item.get("set") for item in items if isinstance(item, Mapping)]
+    return kinds.count(kind)
 
 
 def _changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

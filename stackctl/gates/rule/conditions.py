@@ -13,6 +13,7 @@ from stackctl.gates.evidence import Evidence, Schedule, Slot, Unit
 from stackctl.gates.rule.model import Claim, Rule, reference
 from stackctl.gates.rule.schedule import schedule
 from stackctl.gates.rule.words import counted, figure, listed, percent
+from stackctl.gates.snapshot import throttled
 from stackctl.model.fields import escape
 
 _ANSWERS: Final[Mapping[str, tuple[int, ...]]] = {
@@ -74,7 +75,7 @@ def examine(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> Conditio
     for number, unit in units.items():
         invalid += _unit(evidence.kind, number, unit)
         invalid += _load(rule, number, unit) + _busy(rule, number, unit)
-    invalid += _gpus(units) + _inputs(units)
+    invalid += _gpus(units, evidence.scope) + _inputs(units)
     unknown_arms = sorted({*rule.engaged, *rule.captured} - set(evidence.arms))
     if unknown_arms and evidence.arms:
         not_tested.append(
@@ -184,7 +185,7 @@ def _proof(arm: str, found: object, needed: bool, captured: bool) -> str | None:
     if not isinstance(found, Mapping):
         return f"{name} does not prove that its feature was on (no counter)"
     expected, seen = number(found.get("expected")), number(found.get("counted"))
-    if expected is None or seen is None:
+    if expected is None or seen is None or seen % 1:
         return f"{name} has a counter without figures"
     if needed and expected <= 0:
         return f"{name} expects nothing of its counter, which proves nothing"
@@ -256,7 +257,7 @@ def _units(plan: Schedule, units: Sequence[Unit]) -> tuple[dict[int, Unit], list
 def _unit(kind: str, number_: int, unit: Unit) -> list[str]:
     """Check one unit."""
     found = [f"unit {number_}: {escape(text, 400)}" for text in unit.problems]
-    if any(gpu.get("throttled") is True for gpu in unit.gpus):
+    if any(_slowed(gpu) for gpu in unit.gpus):
         found.append(f"unit {number_}: the GPU was slowed down by heat or power")
     if unit.answer is None:
         found.append(f"unit {number_} gave no answer (exit code {unit.exit})")
@@ -266,6 +267,14 @@ def _unit(kind: str, number_: int, unit: Unit) -> list[str]:
         elif not unit.samples:
             found.append(f"unit {number_} has no samples")
     return found
+
+
+def _slowed(gpu: Mapping[str, Any]) -> bool:
+    """Whether a GPU was slowed down, as it is said or as its states show."""
+    states = (gpu.get("before"), gpu.get("after"))
+    return gpu.get("throttled", False) is not False or any(
+        isinstance(state, Mapping) and throttled(state) for state in states
+    )
 
 
 def _load(rule: Rule, number_: int, unit: Unit) -> list[str]:
@@ -310,28 +319,32 @@ def _busy(rule: Rule, number_: int, unit: Unit) -> list[str]:
     return []
 
 
-def _gpus(units: Mapping[int, Unit]) -> list[str]:
-    """Check that every unit ran on the same GPUs."""
+def _gpus(units: Mapping[int, Unit], scope: Mapping[str, Any]) -> list[str]:
+    """Check that every unit ran on the same GPUs, and on those that are named."""
     first: tuple[str, ...] | None = None
     for number_, unit in units.items():
-        found = tuple(sorted(str(gpu.get("uuid")) for gpu in unit.gpus))
+        names = [gpu.get("uuid") for gpu in unit.gpus]
+        found = tuple(sorted(name for name in names if isinstance(name, str) and name))
+        if len(found) < len(names):
+            return [f"unit {number_} does not say which GPU it ran on"]
         if first is None:
             first = found
         elif found != first:
             return [f"unit {number_} ran on other GPUs than the units before it"]
+    hardware = scope.get("hardware")
+    named = hardware.get("gpus") if isinstance(hardware, Mapping) else None
+    listed_ = named if isinstance(named, list) else []
+    known = {gpu.get("uuid") for gpu in listed_ if isinstance(gpu, Mapping)}
+    if first and known and not known >= set(first):
+        return ["the units ran on other GPUs than the run names"]
     return []
 
 
 def _inputs(units: Mapping[int, Unit]) -> list[str]:
-    """Check that every unit that names its inputs had the same."""
-    first: Any = None
-    for number_, unit in units.items():
-        found = (unit.answer or {}).get("inputs")
-        if found is None:
-            continue
-        if first is None:
-            first = found
-        elif found != first:
+    """Check that the units had the same inputs, where they name them."""
+    measured = [(n, unit.answer or {}) for n, unit in units.items() if unit.samples]
+    for number_, answer in measured[1:]:
+        if answer.get("inputs") != measured[0][1].get("inputs"):
             return [f"unit {number_} had other inputs than the units before it"]
     return []
 

@@ -125,14 +125,20 @@ def _parity(claim: Claim, units: Sequence[Unit], base: ClaimResult) -> ClaimResu
     differing: list[str] = []
     largest = 0.0
     elements = cases = 0
+    seen: set[str] = set()
     for unit in units:
         found = unit.samples.get("cases")
         if not isinstance(found, list):
             raise UnusableError(f"unit {unit.unit} has no list of cases")
+        if not found:
+            raise UnusableError(f"unit {unit.unit} compared no case")
         for case in found:
             name = case.get("id") if isinstance(case, Mapping) else None
             if not isinstance(name, str):
                 raise UnusableError(f"unit {unit.unit}: a case has no id")
+            if name in seen:
+                raise UnusableError(f'case "{escape(name)}" is there twice')
+            seen.add(name)
             if claim.cell and not fnmatchcase(name, claim.cell):
                 continue
             size, apart, equal, most = _case(case, name)
@@ -198,6 +204,8 @@ def _compile(claim: Claim, units: Sequence[Unit], base: ClaimResult) -> ClaimRes
         variants = unit.samples.get("variants")
         if not isinstance(variants, Mapping):
             raise UnusableError(f"unit {unit.unit} has no counts of variants")
+        if not variants:
+            raise UnusableError(f"unit {unit.unit} counted no kernel")
         for name, counts in variants.items():
             if claim.cell and not fnmatchcase(str(name), claim.cell):
                 continue

@@ -119,13 +119,15 @@ def _judge(
     if evidence.kind in ("tests", "parity", "compile", "image"):
         result = counts.judge(rule, claim, evidence.kind, list(state.units.values()))
         missed = len(evidence.schedule.slots) - len(state.units)
-        if missed and result.verdict == "qualified":
-            text = f"{counted(missed, 'unit')} of the schedule did not run"
+        limits = [_unbound(name) for name in arms if evidence.arms[name].tree is None]
+        if missed:
+            limits.append(f"{counted(missed, 'unit')} of the schedule did not run")
+        if limits and result.verdict == "qualified":
             return replace(
                 result,
                 verdict="insufficient-evidence",
-                reasons=(*result.reasons, text),
-                more_pairs=missed,
+                reasons=(*result.reasons, *limits),
+                more_pairs=missed or None,
             )
         return result
     caps = _arms(claim, evidence)
@@ -139,12 +141,12 @@ def _arms(claim: Claim, evidence: Evidence) -> list[str]:
     caps = []
     arm = evidence.arms[claim.arm]
     if arm.tree is None:
-        caps.append(f'nothing binds the arm "{escape(claim.arm)}" to a tree')
+        caps.append(_unbound(claim.arm))
     if not claim.against:
         return caps
     other = evidence.arms[claim.against]
     if other.tree is None:
-        caps.append(f'nothing binds the arm "{escape(claim.against)}" to a tree')
+        caps.append(_unbound(claim.against))
     elif other.definition != "base" or other.composition is not None:
         caps.append(
             f'the reference arm "{escape(claim.against)}" is '
@@ -158,6 +160,10 @@ def _arms(claim: Claim, evidence: Evidence) -> list[str]:
     elif arm.tree == other.tree:
         caps.append("both arms are the base, so the tree in question was not measured")
     return caps
+
+
+def _unbound(arm: str) -> str:
+    return f'nothing binds the arm "{escape(arm)}" to a tree'
 
 
 def _base_tree(evidence: Evidence) -> object:

@@ -59,7 +59,29 @@ def test_the_good_run_is_good():
 PROBLEMS = [
     ("busy", spoilt(problems=("the GPU was busy",)), "unit 4: the GPU was busy"),
     ("throttled", spoilt(gpus=({"uuid": "GPU-1", "throttled": True},)), "slowed down"),
+    (
+        "throttled in other words",
+        spoilt(gpus=({"uuid": "GPU-1", "throttled": "true"},)),
+        "slowed down",
+    ),
+    (
+        "throttled by its state",
+        spoilt(gpus=({"uuid": "GPU-1", "throttled": False, "after": {"reasons": 64}},)),
+        "slowed down",
+    ),
     ("other GPU", spoilt(gpus=({"uuid": "GPU-2"},)), "other GPUs"),
+    ("no GPU's name", spoilt(gpus=({"throttled": False},)), "does not say which GPU"),
+    (
+        "another GPU than named",
+        replace(GOOD, scope={"hardware": {"gpus": [{"uuid": "GPU-2"}]}}),
+        "other GPUs than the run names",
+    ),
+    ("inputs of one unit only", answered(inputs="aa"), "unit 4 had other inputs"),
+    (
+        "inputs of all but the first",
+        answered(0, inputs="aa"),
+        "unit 1 had other inputs",
+    ),
     (
         "one GPU more",
         spoilt(gpus=(*GOOD.units[0].gpus, {"uuid": "GPU-2"})),
@@ -234,6 +256,7 @@ def engaged(**counter):
         (PROOF, engaged(expected=40, counted=41), "engaged 41 times"),
         (PROOF, engaged(expected=0, counted=0), "proves nothing"),
         (PROOF, engaged(expected="40", counted="40"), "without figures"),
+        (PROOF, engaged(expected=0.5, counted=0.5), "without figures"),
         (PROOF, engaged(), "without figures"),
         (GRAPHS, engaged(expected=40, counted=40), "no captured graph node"),
         (GRAPHS, engaged(expected=4, counted=4, captured_nodes=0), "no captured graph"),

@@ -144,6 +144,36 @@ def test_nothing_compared_is_invalid():
     assert judged("parity", {"cases": [case()]}, claims=[claim]).verdict == "invalid"
 
 
+def test_a_unit_that_shares_no_work_is_invalid():
+    idle = judged("parity", {"cases": [case()]}, {"cases": []})
+    assert (idle.verdict, idle.reasons) == ("invalid", ("unit 1 compared no case",))
+    kernels = {"variants": {"k": [1]}}
+    idle = judged("compile", kernels, {"variants": {}})
+    assert (idle.verdict, idle.reasons) == ("invalid", ("unit 1 counted no kernel",))
+
+
+def test_a_case_counts_once():
+    copied = judged("parity", {"cases": [case()]}, {"cases": [case()]})
+    assert (copied.verdict, copied.reasons) == ("invalid", ('case "a" is there twice',))
+
+
+@pytest.mark.parametrize("kind", ["tests", "parity", "compile", "image"])
+def test_what_no_tree_is_bound_to_never_qualifies(kind):
+    samples = {
+        "tests": ran("passed"),
+        "parity": {"cases": [case()]},
+        "compile": {"variants": {"k": [1]}},
+        "image": {"verdict": "match"},
+    }[kind]
+    rule = COUNTS if kind in ("tests", "compile") else EQUAL
+    seen = evidence(kind, rule, [unit(0, samples)])
+    assert decide(rule, (), seen).verdict == "qualified"
+    arms = {name: replace(arm, tree=None) for name, arm in seen.arms.items()}
+    found = decide(rule, (), replace(seen, arms=arms))
+    assert found.verdict == "insufficient-evidence"
+    assert 'nothing binds the arm "on" to a tree' in found.reasons
+
+
 def test_one_differing_case_of_any_unit_rejects():
     found = judged("parity", {"cases": [case()]}, {"cases": [case(id="b", **APART)]})
     assert found.verdict == "rejected"
