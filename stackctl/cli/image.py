@@ -2,7 +2,6 @@
 """`stackctl image`: the labels of a release image, and the image itself."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -217,8 +216,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(
                 metavar="TREE=PATH",
-                help="Where the base is in the image; by default as [[image]] says, or "
-                "where the image has it.",
+                help="Where the base is in the image; by default as [[image]] says.",
             ),
         ] = None,
         package: FolderOption = None,
@@ -248,7 +246,7 @@ def register(app: typer.Typer) -> None:
         from stackctl.image.series import pinned_wheel
         from stackctl.image.verify import PinnedWheel, Request, verify
         from stackctl.release.label import image_labels
-        from stackctl.release.overlay import TRANSPORTS, find_package, make_overlay
+        from stackctl.release.overlay import TRANSPORTS, make_overlay
 
         if parse_reference(base).transport not in TRANSPORTS:
             raise UsageError(
@@ -288,9 +286,6 @@ def register(app: typer.Typer) -> None:
             transport=transport(plain_http, ca_file, auth_host),
             offline=session.offline,
         )
-        if not roots:
-            found = [find_package(request, f, session.progress) for f in folders]
-            request = replace(request, roots=tuple(found))
         report = verify(request, progress=session.progress)
         labels = image_labels(session.series.name, composition.content())
         made = make_overlay(report, before, after, labels, target, tag=tag, name=base)

@@ -15,7 +15,7 @@ one release would run in the next.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,6 @@ from stackctl.errors import (
     InternalError,
     PinError,
     RemoteError,
-    UsageError,
 )
 from stackctl.image.attribute import Touch
 from stackctl.image.compare import Comparison, compare_root
@@ -40,12 +39,9 @@ from stackctl.image.expectation import (
 from stackctl.image.layers import Budget, Interest, scan_layer
 from stackctl.image.limits import Limits
 from stackctl.image.report import MATCH, Report
-from stackctl.image.roots import PACKAGE, Root
 from stackctl.image.source import Image
-from stackctl.image.verify import Request, verify
 from stackctl.image.view import Applier, Node, View, show
 from stackctl.image.write import Item, LayoutWriter, sha256, tar_bytes
-from stackctl.progress import SILENT, Progress
 from stackctl.release.label import MANIFEST_PATH, Labels
 
 #: Transports whose layers have digests of their own, so that they can be copied.
@@ -54,7 +50,6 @@ TRANSPORTS: Final = ("oci", "oci-archive", "dir", "docker")
 _TIME: Final = 1_000_000_000
 _CREATED_BY: Final = "stackctl image overlay"
 #: A place that no image has.
-_NOWHERE: Final = "/.stackctl-nowhere"
 
 _COMPILED = (
     ".a", ".c", ".cc", ".cmake", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl",
@@ -344,38 +339,6 @@ def _manifest_place(view: View, roots: Sequence[bytes]) -> bytes:
         hint="the overlay adds this file to say which composition the image holds",
         where={"file": MANIFEST_PATH},
     )
-
-
-def find_package(request: Request, folder: str, progress: Progress = SILENT) -> Root:
-    """Return where a package is in an image, by reading it once.
-
-    Args:
-        request: The image and the tree; it names no root.
-        folder: Folder of the tree that is installed as a package.
-        progress: Told how far the reading is.
-
-    Raises:
-        UsageError: It is nowhere, or in more than one place.
-        PinError: A digest does not hold.
-        RemoteError: The registry cannot be reached.
-        InputError: The image cannot be read.
-    """
-    asked = replace(request, roots=(Root(folder, _NOWHERE, PACKAGE),), wheel=None)
-    report = verify(asked, progress=progress)
-    if report.exit_code != ExitCode.NO:
-        check_base(report)
-    absent = report.reason.get("absent")
-    found = absent[0]["candidates"] if isinstance(absent, list) else []
-    if len(found) != 1:
-        places = ", ".join(found) or "nowhere"
-        raise UsageError(
-            f"where is {folder} in the image? It is found in: {places}",
-            kind="no-roots",
-            hint=f"name it with --root {folder}=/…/site-packages/{folder}, or list the "
-            "image as [[image]] in series.toml",
-            where={"candidates": list(found)},
-        )
-    return Root(folder, found[0], PACKAGE)
 
 
 def check_base(report: Report) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from images import Tar, build_image, tree_layer, write_layout
+from images import Tar, build_image, write_layout
 from overlaid import BASE, PACKAGES, Shop, demo, installed
 from support import Project, Result, files_below, run
 
@@ -164,27 +164,17 @@ def test_a_base_that_is_not_the_base_is_refused(shop: Shop) -> None:
     assert not (shop.folder / "out").exists()
 
 
-def test_the_package_is_found(shop: Shop) -> None:
-    def overlay(base: str, out: str) -> Result:
-        return run(
-            "image", "overlay", base, "--out", f"oci:{shop.folder / out}",
-            "--package", "pkg", "--allow", "pkg/*.so", "--json",
-            cwd=shop.project.folder,
-        )  # fmt: skip
-
-    done = overlay(shop.base, "out")
-    assert done.code == 0, done.out
-    assert done.json["layer"] == shop.overlay("other").json["layer"]
-    twice = build_image(
-        [*installed(BASE).tars, tree_layer({"pkg/core.py": "", "pkg/kept.py": "",
-         "pkg/__init__.py": "", "pkg/gone.py": ""}, "srv/site-packages")]
+def test_no_root_is_guessed_as_by_verify_image(shop: Shop) -> None:
+    done = run(
+        "image", "overlay", shop.base, "--out", f"oci:{shop.folder / 'out'}",
+        "--package", "pkg", "--allow", "pkg/*.so", "--json",
+        cwd=shop.project.folder,
     )  # fmt: skip
-    for image in (twice, build_image([Tar().file("x", "y").done()])):
-        layout = write_layout(shop.folder / f"base{len(image.layers)}", image)
-        done = overlay(f"oci:{layout}", "none")
-        assert (done.code, done.json["error"]["kind"]) == (2, "no-roots")
-    done = overlay("oci:nowhere", "none")
-    assert (done.code, done.json["error"]["kind"]) == (3, "base-image")
+    verified = run("verify-image", shop.base, "--json", cwd=shop.project.folder)
+    assert (done.code, done.json["error"]["kind"]) == (2, "no-roots")
+    for key in ("kind", "message", "hint"):
+        assert done.json["error"][key] == verified.json["error"][key]
+    assert not (shop.folder / "out").exists()
 
 
 def over(shop: Shop, layer: Tar, out: str, *arguments: str) -> Result:
