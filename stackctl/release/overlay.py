@@ -49,7 +49,6 @@ TRANSPORTS: Final = ("oci", "oci-archive", "dir", "docker")
 #: Modification time of folders and whiteouts, and the least of a file: 2001-09-09.
 _TIME: Final = 1_000_000_000
 _CREATED_BY: Final = "stackctl image overlay"
-#: A place that no image has.
 
 _COMPILED = (
     ".a", ".c", ".cc", ".cmake", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".inl",
