@@ -185,6 +185,8 @@ CASES: dict[str, Case] = {
     "behind-a-dangling-symlink": doubt(
         "parent-dangling", T().symlink("s2", "no/where").file("s2/n", "n")
     ),
+    "symlink-to-nothing": refuse("symlink-empty", T().symlink("b", "")),
+    "symlink-too-long": refuse("name-too-long", T().symlink("b", "a/" * 2100)),
     "behind-a-loop": refuse(
         "symlink-loop", T().symlink("s2", "s3").symlink("s3", "s2").file("s2/n", "n")
     ),
@@ -243,6 +245,9 @@ CASES: dict[str, Case] = {
     ),
     "hardlink-over-a-lower-file": Case(
         (T().file("b", "B").hardlink("f", "b"),), {"f": "B"}
+    ),
+    "hardlink-to-what-docker-skips": doubt(
+        "hardlink-aufs", T().file(".wh..wh.q/b", "B").hardlink("c", ".wh..wh.q/b")
     ),
     "hardlink-to-what-is-whited-out": refuse(
         "hardlink-missing", T().whiteout("f").hardlink("c", "f")
@@ -343,6 +348,14 @@ CASES: dict[str, Case] = {
     ),
     "size-in-pax": Case(
         (T().pax((b"size", b"3")).raw(header(b"x", b"0") + padded(b"BBB")),),
+        {"x": "BBB"},
+    ),
+    "size-with-zeros": Case(
+        (
+            T()
+            .pax((b"size", b"3".rjust(30, b"0")))
+            .raw(header(b"x", b"0") + padded(b"BBB")),
+        ),
         {"x": "BBB"},
     ),
     "after-the-end": Case(

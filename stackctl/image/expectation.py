@@ -163,8 +163,16 @@ def stored_tree(tree: str, repo: Path, label: str = "") -> ExpectedTree:
     return from_store(Store(git_dir), tree, label)
 
 
-def from_store(store: Store, tree: str, label: str = "") -> ExpectedTree:
+def from_store(
+    store: Store, tree: str, label: str = "", base: str = ""
+) -> ExpectedTree:
     """Return a tree of an object store as an expected tree.
+
+    Args:
+        store: Where the tree is.
+        tree: Hex id of the tree, or of a commit, whose tree is meant.
+        label: What to call it; the tree's id by default.
+        base: Tree that it was composed from, in the same store, if that is known.
 
     Raises:
         PinError: The tree, or a part of it, is missing.
@@ -173,7 +181,12 @@ def from_store(store: Store, tree: str, label: str = "") -> ExpectedTree:
     if kind == COMMIT:
         tree = store.commit_tree(tree)
     entries = {path: (mode, oid) for path, mode, oid in store.walk(tree)}
-    return ExpectedTree(entries, store.blob, label or f"tree {tree}")
+
+    def removed() -> frozenset[bytes]:
+        paths = {path for path, _, _ in store.walk(base)} if base else set()
+        return frozenset(paths - entries.keys())
+
+    return ExpectedTree(entries, store.blob, label or f"tree {tree}", removed)
 
 
 def _files(top: Path) -> Iterator[tuple[bytes, Path]]:

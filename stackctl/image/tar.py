@@ -215,7 +215,7 @@ def _number(field: bytes) -> int:
 
 def _decimal(text: bytes) -> int:
     digits = text[1:] if text[:1] in (b"-", b"+") else text
-    if not digits.isdigit() or len(digits) > 19:
+    if not digits.isdigit() or len(digits.lstrip(b"0")) > 19:
         raise ValueError
     value = int(text)
     if not -(1 << 63) <= value <= _MAX_INT64:

@@ -29,14 +29,14 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from stackctl.image.errors import ImageFormatError
-from stackctl.image.layers import LayerEntry, clean_path
+from stackctl.image.layers import MAX_PATH, LayerEntry, clean_path
 
 #: Symlinks followed in one lookup; the kernel's limit.
 MAX_SYMLINKS = 40
 
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
-_PLINK = b".wh..wh.plnk"
+_AUFS = b".wh..wh."
 
 
 class Node:
@@ -296,6 +296,8 @@ class Applier:
             self._refuse("entry-type", entry, f"has the type {entry.type!r}")
         if entry.type == "2" and not entry.link:
             self._refuse("symlink-empty", entry, "is a symlink to nothing")
+        if entry.type == "2" and len(entry.link) > MAX_PATH:
+            self._refuse("name-too-long", entry, "is a symlink to too long a path")
         if entry.overlay:
             self._doubt(
                 "overlay-marker",
@@ -515,12 +517,12 @@ class Applier:
 
     def _hard_link(self, entry: LayerEntry, path: bytes) -> Node:
         target = clean_path(entry.link)
-        if target.startswith(_PLINK):
+        if target.startswith(_AUFS):
             self._doubt(
                 "hardlink-aufs",
                 [path],
                 "the link leads to an ordinary file of that name",
-                "the vfs drivers of Docker and podman lose the file",
+                "Docker and podman pass over such files, or lose them",
             )
         found = self.view.lookup(target, follow=False)
         if b".." in entry.link.split(b"/"):

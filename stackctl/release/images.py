@@ -12,7 +12,7 @@ from stackctl.image.rules import Allow
 from stackctl.image.series import pinned_wheel
 from stackctl.image.transport import Transport
 from stackctl.image.verify import Request, verify
-from stackctl.model.ids import TreeId
+from stackctl.model.lock import Content
 from stackctl.model.series import Image, Series
 from stackctl.progress import SILENT, Progress
 
@@ -36,7 +36,7 @@ class ImageState:
 
 def image_states(
     series: Series,
-    tree: TreeId,
+    content: Content,
     cache: Cache,
     *,
     transport: Transport,
@@ -47,7 +47,7 @@ def image_states(
 
     Args:
         series: The series.
-        tree: The composed tree, in the cache's store.
+        content: What was composed; its trees are in the cache's store.
         cache: Store and downloads.
         transport: How to talk to registries.
         offline: Never use the network.
@@ -55,7 +55,9 @@ def image_states(
     """
     if not series.images:
         return []
-    expected = from_store(cache.store, tree, "the composition")
+    expected = from_store(
+        cache.store, content.tree, "the composition", content.base.tree
+    )
     return [
         _state(series, image, expected, cache, transport, offline, progress)
         for image in series.images

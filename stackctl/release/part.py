@@ -165,7 +165,7 @@ class Part:
         if "images" in wanted:
             images = image_states(
                 self.series,
-                self.content.tree,
+                self.content,
                 self.cache,
                 transport=self.transport,
                 offline=self.offline,

@@ -656,7 +656,7 @@ class _Run:
         assert self.series is not None
         states = image_states(
             self.series,
-            self.content.tree,
+            self.content,
             self.cache,
             transport=self.demands.transport,
             offline=self.demands.offline,

@@ -65,7 +65,9 @@ def wheel_of(files: dict[str, bytes]) -> bytes:
 class Release:
     """A project, its composed tree, and the images of it."""
 
-    def __init__(self, project: Project, folder: Path, index: Path) -> None:
+    def __init__(
+        self, project: Project, folder: Path, index: Path, **removed: bytes
+    ) -> None:
         self.project = project
         assert run("lock", cwd=project.folder).code == 0
         done = run("compose", "--out", folder / "tree", cwd=project.folder)
@@ -73,7 +75,8 @@ class Release:
         self.tree = tree_files(folder / "tree")
         self.package = {n: d for n, d in self.tree.items() if n.startswith("pkg/")}
         base = {n: d for n, d in self.package.items() if n != "pkg/new.py"}
-        wheel = wheel_of({**base, **COMPILED})
+        gone = {f"pkg/{name}.py": data for name, data in removed.items()}
+        wheel = wheel_of({**base, **COMPILED, **gone})
         (index / WHEEL).write_bytes(wheel)
         page = f'<a href="../../{WHEEL}">{WHEEL}</a>'
         (index / "simple" / "demo" / "index.html").write_text(page)
@@ -159,6 +162,26 @@ def test_untracked_files_are_judged(
     assert done.code == 1
     (detail,) = [d for d in done.json["details"] if d["status"] == "extra"]
     assert detail["path"] == "pkg/" + next(iter(changes))
+
+
+def test_file_of_the_base_that_the_series_removed(
+    project: Project, tmp_path: Path, index: Path
+) -> None:
+    """It is the wheel's, and yet no part of the composition."""
+    old = (project.repo.path / "pkg/other.py").read_bytes()
+    project.add("trim", ("trim: remove a file\n", {"pkg/other.py": None})).save()
+    release = Release(project, tmp_path, index, other=old)
+    release.image("r1", installed(release))
+    release.list_image("r1")
+    assert release.verify().code == 0
+    release.image("r1", {**installed(release), "pkg/other.py": old})
+    done = release.verify()
+    assert (done.code, done.json["reason"]["extra"]) == (1, 1)
+    (detail,) = [d for d in done.json["details"] if d["status"] == "extra"]
+    assert (detail["path"], detail["why"]) == (
+        "pkg/other.py",
+        "the base's and the pinned wheel's, but removed",
+    )
 
 
 def test_another_wheel_of_that_version(release: Release, index: Path) -> None:
