@@ -17,6 +17,7 @@ from stackctl.image import documents
 from stackctl.image.compare import Comparison
 from stackctl.image.contents import Contents
 from stackctl.image.expectation import ExpectedTree
+from stackctl.image.layers import clean_path
 from stackctl.image.roots import PACKAGE, Root
 from stackctl.image.rules import Allow, bytecode
 from stackctl.image.view import Node, View, show
@@ -344,11 +345,13 @@ class Startup:
                     )
 
     def _covers_root(self, volume: bytes) -> bool:
+        # Runtimes drop `..` before they follow symlinks.
+        volume = clean_path(volume)
         real = self._view.lookup(volume).path
         for comparison in self._comparisons:
             literal = comparison.root.path.strip("/").encode("utf-8", "surrogateescape")
             for root in (comparison.real_path, literal):
-                for path in (real, volume.strip(b"/")):
+                for path in (real, volume):
                     inside = below(root, path) or below(path, root)
                     if inside:
                         return True
@@ -380,9 +383,9 @@ class Startup:
         for path, _ in files:
             data = texts.get(path)
             active = []
-            for line in (data or b"").splitlines():
-                text = line.strip()
-                if text and not text.startswith(b"#"):
+            for line in _pth_lines(data or b""):
+                text = line.rstrip()
+                if text and not line.startswith(b"#"):
                     active.append(text)
                     if not line.startswith((b"import ", b"import\t")):
                         folder = path.rpartition(b"/")[0]
@@ -520,6 +523,16 @@ class Startup:
             "a package is installed as a pointer to another folder",
             self._quiet(found),
         )
+
+
+def _pth_lines(data: bytes) -> Iterator[bytes]:
+    """Yield the lines of a `.pth` file, as the Python that sees most of them does.
+
+    From 3.13 on a form feed or a separator of Unicode ends a line too.
+    """
+    text = data.decode("utf-8", "surrogateescape").replace("\udc85", "\n")
+    for line in text.splitlines():
+        yield line.encode("utf-8", "surrogateescape")
 
 
 def below(path: bytes, folder: bytes) -> bool:

@@ -299,6 +299,29 @@ def test_long_pth_file_of_a_folder(tmp_path: Path) -> None:
     assert codes(ask(tmp_path, f"rootfs:{root}")) == {"pth-file"}
 
 
+@pytest.mark.parametrize(
+    "text", [b"#\x0cimport evil", "#\u2028import evil".encode(), b"#\x85import evil"]
+)
+def test_line_of_a_pth_file_that_only_later_pythons_see(
+    tmp_path: Path, text: bytes
+) -> None:
+    report = over(tmp_path, Tar().file(f"{SITE}/x.pth", text))
+    assert codes(report) == {"pth-file"}
+
+
+def test_folder_that_a_pth_file_names_like_a_comment(tmp_path: Path) -> None:
+    layer = Tar().file(f"{SITE}/x.pth", " # x\n").file(f"{SITE}/ # x/demo.py", "x")
+    assert codes(over(tmp_path, layer)) == {"pth-file", "second-copy"}
+    report = over(tmp_path / "2", Tar().file(f"{SITE}/x.pth", "# x\n \n"))
+    assert codes(report) == set()
+
+
+def test_volume_that_is_named_by_a_detour(tmp_path: Path) -> None:
+    run = {"Volumes": {"/v/../v": {}}}
+    report = over(tmp_path, Tar().symlink("v", "/usr/lib"), run=run)
+    assert codes(report) == {"volume-over-root"}
+
+
 # Where links lead
 
 
