@@ -60,6 +60,10 @@ KEPT: Final = 3
 MAX_EVIDENCE: Final = 256 << 20
 """Largest evidence that is read, bytes."""
 
+_QUESTION: Final = frozenset(("gate", "arms", "files", "model"))
+"""Parts of what a run is bound to that are its question; the others are how and where
+it was asked."""
+
 LOSSES: Final = 2
 """How often a run is taken to another node because its node was lost."""
 
@@ -458,13 +462,14 @@ class Engine:
                 f"{plan.gate.name}: starts anew and does not take up its interrupted "
                 f"run ({why})"
             )
-            if set(changed) <= {"node", "gpus"}:
+            if not _QUESTION.intersection(changed):
                 # Its figures may have been looked at: readers of the receipt may know.
-                lost = len(list((last / "units").glob("*.json")))
-                plan.limitations = (
-                    f"an interrupted run with {lost} finished units was thrown away "
-                    "before this one",
-                )
+                plan.limitations = _limitations(last)
+                if lost := len(list((last / "units").glob("*.json"))):
+                    plan.limitations += (
+                        f"an interrupted run with {lost} finished units was thrown "
+                        "away before this one",
+                    )
             shutil.rmtree(last)
             runs.pop()
         for old in runs[:-KEPT]:
@@ -724,6 +729,15 @@ def _interrupted(top: Path) -> dict[str, Any]:
         return {"node": plan.get("node"), "gpus": list(plan["bound"]["gpus"])}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _limitations(folder: Path) -> tuple[str, ...]:
+    """Return what an interrupted run's plan says that its run does not show."""
+    try:
+        found = json.loads((folder / "plan.json").read_bytes())["limitations"]
+        return tuple(map(str, found))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def write_receipt(

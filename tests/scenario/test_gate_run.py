@@ -367,7 +367,8 @@ def test_a_run_that_a_look_had_decided_does_not_go_on(project):
     assert receipt.read_bytes() == kept
 
 
-def test_what_is_thrown_away_is_told(project, tmp_path):
+@pytest.mark.parametrize("asked", [["--fresh"], ["--seed", "5"]])
+def test_what_is_thrown_away_is_told(project, tmp_path, asked):
     folder = tmp_path / "state"
     folder.mkdir()
     add_gate(project, "long", COUNTS.format(folder=str(folder)), "units = 4\n")
@@ -381,7 +382,7 @@ def test_what_is_thrown_away_is_told(project, tmp_path):
     child.kill()
     child.wait()
     (folder / "go").touch()
-    done = gate(project, "long", "--fresh")
+    done = gate(project, "long", *asked)
     assert (done.code, done.json["resumed_units"]) == (0, 0)
     told = "an interrupted run with 2 finished units was thrown away before this one"
     assert done.json["limitations"] == [told]
