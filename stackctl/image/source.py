@@ -467,7 +467,15 @@ def _no_platform(wanted: Platform, there: list[Platform]) -> ImageFormatError:
 
 def parse_config(data: bytes, what: str) -> documents.Object:
     """Return an image config document."""
-    return documents.as_object(documents.parse(data, what, _CONFIG_KEYS), what)
+    config = documents.as_object(documents.parse(data, what, _CONFIG_KEYS), what)
+    # Go refuses a document with a member of another type.
+    run: documents.Object = {}
+    if config.get("config") is not None:
+        run = documents.as_object(config["config"], f"{what} config")
+    for name in ("Labels", "Volumes"):
+        if run.get(name) is not None:
+            documents.as_object(run[name], f"{what} {name}")
+    return config
 
 
 def config_platform(config: documents.Object) -> Platform:

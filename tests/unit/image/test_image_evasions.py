@@ -384,6 +384,18 @@ def test_global_header_that_is_malformed(tmp_path: Path) -> None:
     assert over(tmp_path, layer).verdict == "match"
 
 
+@pytest.mark.parametrize(
+    "run", [[], "x", {"Labels": []}, {"Volumes": ["/usr"]}, {"Env": {}}]
+)
+def test_config_that_go_does_not_read(tmp_path: Path, run: object) -> None:
+    def edit(config: dict[str, object]) -> None:
+        config["config"] = run
+
+    layout = write_layout(tmp_path / "image", build_image([BASE], edit_config=edit))
+    report = ask(tmp_path, f"oci:{layout}")
+    assert (report.verdict, report.reason["code"]) == ("unverifiable", "bad-document")
+
+
 # Ordinary images that are written in a rare way
 
 
