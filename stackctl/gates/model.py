@@ -52,6 +52,9 @@ MAX_BYTES: Final = 1024 * 1024
 SCRIPTED: Final = ("parity", "kernel", "compile")
 """Kinds whose units are a script of the project."""
 
+IN_A_TREE: Final = ("tests", "image")
+"""Kinds that ask about the files of a tree, so that no server will do."""
+
 TIMED: Final = ("kernel", "serving")
 """Kinds that measure time: nothing else of ours may run beside them."""
 
@@ -468,6 +471,10 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
             )
     if kind in ("tests", "image") and len(arms) != 1:
         (at / "arms").problem(f'kind "{kind}" has one arm; found {len(arms)}')
+    for name, arm in arms.items():
+        if kind in IN_A_TREE and getattr(arm, "tree", None) == "external":
+            place = at / "arms" / name / "tree"
+            place.problem(f'{place} is "external", and kind "{kind}" needs a tree')
     for name in ("arguments", "pythonpath"):
         for n, text in enumerate(values.get(name, ())):
             for found in placeholders(text):

@@ -39,7 +39,7 @@ from stackctl.gates.hosts import (
     versions,
 )
 from stackctl.gates.last_words import LastWords, last_words
-from stackctl.gates.model import Gate
+from stackctl.gates.model import IN_A_TREE, Gate
 from stackctl.gates.rule.decide import decide
 from stackctl.gates.rule.model import Decision
 from stackctl.gates.rule.schedule import schedule
@@ -227,6 +227,14 @@ class Engine:
         with self.lock:
             for name, spec in specs.items():
                 found: Found = self.trees.find(spec.tree)
+                if found.tree is None and gate.kind in IN_A_TREE:
+                    raise UsageError(
+                        f"the gate {gate.name} asks about the files of a tree; its arm "
+                        f"`{name}` is {spec.tree}",
+                        kind="bad-arm",
+                        hint="name `base`, `composed`, `only:SET` or another tree",
+                        where={"gate": gate.name, "arm": name},
+                    )
                 arms[name] = Arm(
                     found.tree, found.composition, spec.tree, dict(spec.env)
                 )

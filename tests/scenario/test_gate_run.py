@@ -389,6 +389,12 @@ def test_what_is_thrown_away_is_told(project, tmp_path, asked):
     assert gate(project, "long").json["limitations"] == []
 
 
+def test_tests_do_not_run_in_what_is_no_tree(project):
+    add_gate(project, "own", toml='[tests]\npaths = ["tests"]\n', kind="tests")
+    done = gate(project, "own", "--arm", "on=external")
+    assert (done.code, done.json["error"]["kind"]) == (2, "bad-arm")
+
+
 def test_a_gate_runs_only_once_at_a_time(project, tmp_path):
     folder = tmp_path / "state"
     folder.mkdir()

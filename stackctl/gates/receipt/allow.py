@@ -80,6 +80,11 @@ SECRET_PARTS: Final = frozenset(
     )
 )  # fmt: skip
 
+_PERSONAL_PARTS: Final = frozenset(
+    ("HOST", "HOSTNAME", "LOGIN", "NODE", "NODENAME", "PW", "PWD", "USER", "USERNAME")
+)
+"""Parts of a key's name at which a text names a person or a machine."""
+
 _SECRET_NAME = re.compile(
     r"PASSWORD|PASSWD|PASSPHRASE|SECRET|APIKEY|CREDENTIAL|TOKEN(?!IZ)|PASS$"
     r"|_(?:PWD|DSN)$"
@@ -339,6 +344,8 @@ class Filter:
         if value is None or isinstance(value, (bool, int, float)):
             return value
         if isinstance(value, str):
+            if _private_key(key) and not _NODE.fullmatch(value):
+                return REMOVED
             if key in DIGEST_KEYS and _HEX.fullmatch(value):
                 return value
             if key == "uuid":
@@ -412,6 +419,14 @@ class Filter:
             return False
         segments = re.split(r"[^\w.\-]+|(?<=\w)\.(?=\W|$)", plain)
         return all(_segment(segment) for segment in segments if segment)
+
+
+def _private_key(key: str) -> bool:
+    """Tell whether a text at a key is a secret, or names somebody."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).upper()
+    parts = set(re.split(r"[^A-Z0-9]+", words))
+    named = re.search("PASSW|PASSPHRASE|SECRET|APIKEY|CREDENTIAL", words)
+    return bool(named or parts & (SECRET_PARTS | _PERSONAL_PARTS))
 
 
 def variable_allowed(name: str) -> bool:

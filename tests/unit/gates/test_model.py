@@ -35,6 +35,13 @@ def load(tmp_path: Path, text: str, name: str = "a-gate.toml"):
     return load_gate(path)
 
 
+@pytest.mark.parametrize("kind", ["tests", "image"])
+def test_what_asks_about_files_has_a_tree(tmp_path, kind):
+    text = f'schema = 1\nkind = "{kind}"\ntitle = "t"\n[arms.on]\ntree = "external"\n'
+    with pytest.raises(InputError, match=f'kind "{kind}" needs a tree'):
+        load(tmp_path, text + '[tests]\npaths = ["t"]\n' * (kind == "tests"))
+
+
 def test_a_gate_is_read_with_its_defaults(tmp_path):
     gate = load(tmp_path, GOOD)
     assert gate.name == "a-gate" and gate.kind == "compile" and not gate.timed

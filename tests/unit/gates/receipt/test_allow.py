@@ -71,6 +71,15 @@ def test_what_is_announced_as_a_secret_is_removed(text: str) -> None:
     assert "hunter" not in Filter().text(text + " x")
 
 
+def test_a_text_at_the_key_of_a_secret_or_a_name_is_removed() -> None:
+    keys = ["password", "api_key", "apiKey", "HF-TOKEN", "auth", "hostname", "user"]
+    given = {key: ["hunter", 1] for key in keys}
+    told = {"cells": {"c/host": {"order": ["base", "on"]}}, "tokens": "many"}
+    kept = Filter().value({**given, **told})
+    assert kept == {**{key: [REMOVED, 1] for key in keys}, **told}
+    assert Filter().value(kept) == kept
+
+
 def test_an_option_for_a_secret_takes_its_value_along() -> None:
     given = ["run", "--api-key", "hunter", "--rounds", "6", "--token=hunter"]
     assert Filter().arguments(given) == [
