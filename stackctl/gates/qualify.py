@@ -25,6 +25,7 @@ from stackctl.gates.answers import Answers
 from stackctl.gates.asked import askers
 from stackctl.gates.bound import lacking
 from stackctl.gates.model import FOLDER, Gate
+from stackctl.gates.receipt.verify import follows
 from stackctl.gates.rule.model import ORDER
 from stackctl.gates.run import Engine, past_seconds
 from stackctl.model.series import Series
@@ -302,8 +303,11 @@ def qualify(
         runs = not engine.executor.missing(item.gate)
         if runs and not fresh and journal.has(name):
             bounds[name] = engine.prepare(item.gate)
-            if (before := journal.find(name, bounds[name])) is not None:
-                return Row(item, before, "interrupted-run")
+            before = journal.find(name, bounds[name])
+            if before is not None and _holds(name, before, answers):
+                row = _ran(item, before, answers)
+                row.source = "interrupted-run"
+                return row
         held = answers.answer(name)
         if held is not None and not (runs and run_all):
             return Row(item, answers.document(held), "receipt", answers.facts(held))
@@ -343,6 +347,18 @@ def qualify(
     journal.end()
     rows = [found[item.gate.name] for item in asked]
     return Qualification(rows, time.monotonic_ns() - begun)
+
+
+def _holds(gate: str, document: Mapping[str, Any], answers: Answers) -> bool:
+    """Whether the receipt of an answer that was kept still says the same."""
+    if gate in answers.unjudged or document.get("receipt") is None:
+        return document.get("verdict") != "qualified"
+    for each in answers.judged.get(gate, ()):
+        if answers.place(each) == document["receipt"]:
+            # A receipt that rejects outvotes the run's own word, see `_ran`.
+            said = {each.verdict, "rejected", "invalid"}
+            return document.get("verdict") in said and not follows(each.receipt)
+    return False
 
 
 def _ran(item: Asked, document: dict[str, Any], answers: Answers) -> Row:

@@ -159,6 +159,35 @@ def test_an_interrupted_run_goes_on_without_repeating(project, tmp_path):
     assert len((folder / "ran").read_text().split()) == len(ran) + 6
 
 
+def test_a_kept_answer_counts_as_far_as_its_receipt_says_it(project, tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    add_gate(project, "first", "say(cases(False))")
+    script = WAITS.format(folder=str(folder), name="second")
+    add_gate(project, "second", script, "units = 2\n")
+    ask(project, alpha='{ required = ["first", "second"] }')
+    child = subprocess.Popen(
+        program("qualify", "--jobs", "1"),
+        cwd=project.folder,
+        env=program_environment(),
+        stdout=subprocess.DEVNULL,
+    )
+    limit = time.monotonic() + 120
+    while not (folder / "ready").exists():
+        assert time.monotonic() < limit and child.poll() is None
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    (folder / "go").touch()
+    journal = project.folder / ".stackctl/gates/qualify.json"
+    kept = journal.read_text()
+    assert '"verdict": "rejected"' in kept
+    journal.write_text(kept.replace('"verdict": "rejected"', '"verdict": "qualified"'))
+    done = qualify(project)
+    assert (done.code, done.json["verdict"]) == (1, "rejected")
+    assert [entry["source"] for entry in done.json["gates"]] == ["receipt", "ran"]
+
+
 def test_an_answer_does_not_outlive_what_it_depends_on(project, tmp_path):
     folder = tmp_path / "state"
     folder.mkdir()
