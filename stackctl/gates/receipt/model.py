@@ -13,6 +13,7 @@ hardware, the host, the versions) is shown and matched by policy.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -87,10 +88,30 @@ _WORDS = Text("a text", r"[^\x00-\x08\x0b-\x1f\x7f]+")
 _GIT_ID = Text("a full git id (40 lower-case hex digits)", "[0-9a-f]{40}")
 _SHA256 = Text("a SHA-256 (64 lower-case hex digits)", "[0-9a-f]{64}")
 _IMAGE = Text("a digest like `sha256:...`", "sha256:[0-9a-f]{64}")
-_TIME = Text(
-    "a time like `2026-11-29T22:05:00Z`",
-    r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9]Z",
-)
+
+
+class Time(Text):
+    """A moment of the calendar, UTC, to the second."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a time like `2026-11-29T22:05:00Z`",
+            r"[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-6][0-9]Z",
+        )
+
+    def read(self, value: object, at: At) -> Any:
+        """Return the text, or INVALID after recording a problem."""
+        found = super().read(value, at)
+        if found is INVALID:
+            return INVALID
+        try:
+            datetime.strptime(found, "%Y-%m-%dT%H:%M:%SZ")
+        except ValueError:
+            return at.wrong(self.words, value)
+        return found
+
+
+_TIME = Time()
 
 
 class Constant(Kind):

@@ -130,9 +130,9 @@ class Rule:
     control_confidence: float = field(
         default=0.99,
         metadata=key(
-            Number(0.9, 0.9999),
+            Number(0.99, 0.9999),
             "Confidence of the interval of the reference arm against itself, which "
-            "must contain zero.",
+            "must contain zero and be no wider than the margin.",
             example="0.99",
         ),
     )

@@ -182,6 +182,11 @@ def test_a_renamed_file_is_told_its_name(written: Path) -> None:
             "needs the key `argv`",
         ),
         (lambda v: v["predicate"]["run"].pop("started"), None, "is not spelled"),
+        (
+            lambda v: v["predicate"]["run"].update(started="2026-19-39T00:00:00Z"),
+            "predicate.run.started",
+            "a time like",
+        ),
         (lambda v: v["predicate"].update(schema=2), "predicate.schema", "schema = 2"),
         (lambda v: v.update(predicateType="x"), "predicateType", "a receipt has"),
     ],

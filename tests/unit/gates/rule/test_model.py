@@ -37,6 +37,7 @@ def test_rule_and_claims_are_read_back_as_they_were_written():
         ({"minimum_pairs": 3}, {}, "from 6 to 1000"),
         ({"looks": 5}, {}, "there is room for 4"),
         ({"confidence": 0.5}, {}, "from 0.9 to 0.9999"),
+        ({"control_confidence": 0.95}, {}, "from 0.99 to 0.9999"),
         ({"confidence": float("nan")}, {}, "from 0.9 to 0.9999"),
         ({}, {"margin": 0.1, "bar": 5}, "has `margin` and `bar`"),
         ({}, {"against": "on"}, "`arm` and `against` are the same"),
