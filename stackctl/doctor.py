@@ -96,6 +96,8 @@ def examine(cache: Cache) -> list[Check]:
     for name in ("torch", "triton", "vllm"):
         checks.append(_package(name, "gates of the sets", extra))
     checks.append(_package("ray", "--executor ray", "pip install 'stackctl[ray]'"))
+    bundles = "pip install 'stackctl[sigstore]'"
+    checks.append(_package("sigstore", "receipt sign --sigstore, verify", bundles))
     driver = "pip install 'stackctl[gpu]'; without it, nvidia-smi is asked"
     checks.append(_package("nvidia-ml-py", "GPU gates", driver))
     checks.append(_gpu())

@@ -19,7 +19,7 @@ from stackctl.cli.output import (
     printable,
     table,
 )
-from stackctl.errors import ExitCode, InputError, UsageError
+from stackctl.errors import ExitCode, InputError, RemoteError, UsageError
 
 if TYPE_CHECKING:
     from stackctl.gates.receipt import Receipt
@@ -177,6 +177,37 @@ def _summary(session: Session, receipt: "Receipt") -> dict[str, Any]:
         "started": receipt.predicate.run.started,
         "hardware": hardware(receipt.predicate.scope),
     }
+
+
+def _one_way(
+    session: Session,
+    ssh_key: Path | None,
+    gpg_key: str | None,
+    sigstore: bool,
+    config: Path | None,
+    browser: bool,
+) -> None:
+    """Refuse options of `sign` that do not say one way to sign."""
+    if (ssh_key is not None) + (gpg_key is not None) + sigstore != 1:
+        raise UsageError(
+            "name one way to sign: --ssh-key FILE, --gpg-key ID or --sigstore"
+        )
+    if not sigstore:
+        if config is not None or browser:
+            option = "--browser" if browser else "--sigstore-config"
+            raise UsageError(f"{option} belongs to --sigstore")
+        return
+    if session.offline:
+        raise RemoteError(
+            "--sigstore signs over the network, and --offline forbids it",
+            kind="offline",
+            hint="sign with --ssh-key or --gpg-key",
+        )
+    if browser and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            "--browser needs a terminal: it prints an address and waits for you",
+            hint="without it, the identity of the CI service or cloud is taken",
+        )
 
 
 def spark(values: Sequence[float], bars: str = _BARS) -> str:
@@ -574,27 +605,58 @@ def register(app: typer.Typer) -> None:
             str | None,
             typer.Option(metavar="ID", help="Sign with this OpenPGP key."),
         ] = None,
+        sigstore: Annotated[
+            bool,
+            typer.Option(
+                "--sigstore",
+                help="Sign with the identity that the CI service or cloud gives; "
+                "needs `stackctl[sigstore]` and the network.",
+            ),
+        ] = False,
+        sigstore_config: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FILE",
+                help="With --sigstore: other services than the public ones.",
+            ),
+        ] = None,
+        browser: Annotated[
+            bool,
+            typer.Option(
+                "--browser", help="With --sigstore: log in with a browser instead."
+            ),
+        ] = False,
     ) -> Outcome:
-        """Sign receipts with a key of yours, each in a file beside it.
+        """Sign receipts with a key or an identity of yours, each in a file beside it.
 
-        Whose signatures count is `[policy] receipt_signers` of series.toml.
+        Whose signatures count is `[policy] receipt_signers` of series.toml. With the
+        public services of --sigstore, the identity (a mail address, say) and the
+        receipt's digest enter a public log for good.
         """
         from stackctl.gates.receipt.signature import sign as sign_receipt
 
-        if (ssh_key is None) == (gpg_key is None):
-            raise UsageError("name one key: --ssh-key FILE or --gpg-key ID")
+        _one_way(session, ssh_key, gpg_key, sigstore, sigstore_config, browser)
         asked, _ = _asked(session, files)
         for item in asked:
             if item.error is not None:
                 raise item.error
+        receipts = [item.receipt for item in asked if item.receipt is not None]
+        if sigstore:
+            from stackctl.gates.receipt.keyless import sign_bundles
+
+            config = sigstore_config.expanduser() if sigstore_config else None
+            bundles = iter(sign_bundles(receipts, config=config, browser=browser))
         documents = []
         for item in asked:
             assert item.receipt is not None
-            made = sign_receipt(
-                item.receipt,
-                ssh_key=ssh_key.expanduser() if ssh_key else None,
-                gpg_key=gpg_key,
-            )
+            if sigstore:
+                made = next(bundles)
+            else:
+                made = sign_receipt(
+                    item.receipt,
+                    ssh_key=ssh_key.expanduser() if ssh_key else None,
+                    gpg_key=gpg_key,
+                )
             documents.append(
                 _summary(session, item.receipt)
                 | {"ok": True, "reasons": [], "signed": _shown_path(session, made)}

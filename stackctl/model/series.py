@@ -798,7 +798,8 @@ class Policy:
         default=(),
         metadata=key(
             Many(_TITLE),
-            "SSH or GPG keys whose signatures on receipts count. Empty: unsigned "
+            "SSH or GPG keys whose signatures on receipts count, and identities of "
+            "sigstore (`sigstore:IDENTITY issuer=https://...`). Empty: unsigned "
             "receipts count, and are called unsigned.",
             example="[]",
         ),

@@ -13,7 +13,7 @@ from stackctl.gates.model import Gate
 from stackctl.gates.receipt.current import Judged, judge_all, shortened
 from stackctl.gates.receipt.model import FOLDER as RECEIPTS
 from stackctl.gates.receipt.model import BoundFile, Receipt
-from stackctl.gates.receipt.signature import KEYS, signature_files
+from stackctl.gates.receipt.signature import KEYS, TRUSTED_ROOT, signature_files
 from stackctl.gates.receipt.stale import ProjectState
 from stackctl.gates.receipt.store import Found, find
 from stackctl.model.ids import Sha256
@@ -178,6 +178,7 @@ def _carried(series: Series, receipt: Receipt, gate: str) -> dict[str, bytes]:
     assert receipt.path is not None  # it was found below receipts/
     wanted = [*signature_files(receipt.path), root / GATES / f"{gate}.toml"]
     wanted += sorted((root / RECEIPTS / KEYS).glob("*.asc"))
+    wanted.append(root / RECEIPTS / KEYS / TRUSTED_ROOT)
     for file in receipt.predicate.bound.files:
         if not file.path.startswith(("stackctl/", "generated:")):
             wanted.append(root / file.path)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detached signatures of receipts: SSH (`ssh-keygen -Y`) and OpenPGP (`gpg`).
+"""Detached signatures of receipts: SSH (`ssh-keygen -Y`), OpenPGP (`gpg`), sigstore.
 
 A receipt is a file that anyone can write. `[policy] receipt_signers` lists the keys
-whose signatures count: SSH public keys, or fingerprints of OpenPGP keys as
-`gpg:FINGERPRINT`. A signature lies beside its receipt, `<digest>.json.sig` or `.asc`
-(several: `<digest>.json.<name>.sig`), and is judged over the very bytes that were read.
-Nothing of the user's trust settings takes part.
+whose signatures count: SSH public keys, fingerprints of OpenPGP keys as
+`gpg:FINGERPRINT`, or identities as `sigstore:IDENTITY issuer=https://...`. A signature
+lies beside its receipt, `<digest>.json.sig`, `.asc` or `.sigstore.json` (several:
+`<digest>.json.<name>.sig`), and is judged over the very bytes that were read. Nothing
+of the user's trust settings takes part.
 """
 
 import os
@@ -27,13 +28,19 @@ NAMESPACE: Final = "stackctl-receipt"
 """Namespace of SSH signatures: one for another purpose does not count."""
 
 KEYS: Final = "keys"
-"""Folder below `receipts/` with OpenPGP keys, `<fingerprint>.asc`."""
+"""Folder below `receipts/` with OpenPGP keys, `<fingerprint>.asc`, and a trust root."""
+
+TRUSTED_ROOT: Final = "sigstore-trusted-root.json"
+"""File in that folder: the authorities and logs that sigstore bundles are judged by."""
+
+BUNDLE: Final = ".sigstore.json"
+"""End of the name of a sigstore bundle."""
 
 MAX_BYTES: Final = 64 * 1024
 """Largest accepted signature."""
 
 MAX_KEY: Final = 1024 * 1024
-"""Largest accepted OpenPGP key."""
+"""Largest accepted OpenPGP key, trust root or configuration of sigstore."""
 
 TIMEOUT: Final = 60.0
 """Longest that judging one signature may take, seconds."""
@@ -45,22 +52,25 @@ _SSH_KEY = re.compile(
     r"(?:@openssh\.com)?) +([A-Za-z0-9+/]+={0,2})(?: +(.*))?"
 )
 _FINGERPRINT = re.compile(r"(?:[0-9A-F]{40}|[0-9A-F]{64})")
+_IDENTITY = re.compile(r"sigstore:(\S+) +issuer=(https://[^\s/]\S*)")
 _SSH_MARK: Final = b"-----BEGIN SSH SIGNATURE-----"
 
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """A key whose signatures count.
+    """A key or identity whose signatures count.
 
     Attributes:
-        kind: `ssh` or `gpg`.
-        key: The SSH public key without its comment, or the fingerprint.
-        name: How it is called: the comment, or the fingerprint.
+        kind: `ssh`, `gpg` or `sigstore`.
+        key: The SSH public key without its comment, the fingerprint, or the identity.
+        name: How it is called: the comment, the fingerprint, or the identity.
+        issuer: Who vouches for the identity; empty for a key.
     """
 
-    kind: Literal["ssh", "gpg"]
+    kind: Literal["ssh", "gpg", "sigstore"]
     key: str
     name: str
+    issuer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,7 @@ def parse_signers(
         file: Name of the file, for messages.
 
     Raises:
-        InputError: An entry is neither an SSH public key nor a fingerprint.
+        InputError: An entry is no SSH public key, fingerprint or identity.
     """
     found = []
     for n, text in enumerate(texts):
@@ -109,17 +119,22 @@ def parse_signers(
                 )
             )
             continue
+        if match := _IDENTITY.fullmatch(text.strip()):
+            found.append(Signer("sigstore", match[1], match[1], match[2]))
+            continue
         digits = text.strip().removeprefix("gpg:").replace(" ", "").upper()
         if _FINGERPRINT.fullmatch(digits):
             found.append(Signer("gpg", digits, digits))
             continue
         key = f"policy.receipt_signers[{n}]"
         raise InputError(
-            f"{file}: `{key}` must be an SSH public key (`ssh-ed25519 AAAA... name`) "
-            "or the fingerprint of an OpenPGP key (`gpg:` and 40 hex digits); found "
+            f"{file}: `{key}` must be an SSH public key (`ssh-ed25519 AAAA... name`), "
+            "the fingerprint of an OpenPGP key (`gpg:` and 40 hex digits) or an "
+            "identity (`sigstore:IDENTITY issuer=https://...`); found "
             f"{show(text)}",
             kind="bad-signer",
-            hint="`ssh-keygen -y -f KEY` or `gpg --fingerprint` prints it",
+            hint="`ssh-keygen -y -f KEY` or `gpg --fingerprint` prints a key; an "
+            "identity is what the certificate names: a mail address, a workflow's URL",
             where={"file": file, "key": key},
         )
     return tuple(found)
@@ -135,7 +150,7 @@ def signature_files(path: Path) -> tuple[Path, ...]:
     return tuple(
         path.parent / name
         for name in names
-        if name.startswith(start) and name.endswith((".sig", ".asc"))
+        if name.startswith(start) and name.endswith((".sig", ".asc", BUNDLE))
     )
 
 
@@ -146,11 +161,13 @@ def judge(
 
     Args:
         receipt: The receipt, read from a file.
-        signers: Keys that count.
-        project: The project folder, whose `receipts/keys/` holds OpenPGP keys.
+        signers: Those that count.
+        project: The project folder, whose `receipts/keys/` holds OpenPGP keys and the
+            trust root of sigstore.
 
     Raises:
-        UsageError: `ssh-keygen` or `gpg` is wanted and not installed.
+        InputError: The trust root cannot be read.
+        UsageError: `ssh-keygen`, `gpg` or `sigstore` is wanted and not installed.
     """
     if receipt.path is None:
         return Signature("unsigned")
@@ -160,7 +177,13 @@ def judge(
             signature = read_regular(file, MAX_BYTES)
         except InputError as error:
             return Signature("invalid", why=error.message)
-        found = _judge(receipt.data, signature, signers, project)
+        if file.name.endswith(BUNDLE):
+            # Not above: it imports this module, and takes more than a second.
+            from stackctl.gates.receipt.keyless import judge_bundle
+
+            found = judge_bundle(receipt.data, signature, signers, project)
+        else:
+            found = _judge(receipt.data, signature, signers, project)
         if found.state == "invalid":
             # A broken one beside a good one is still a reason to look.
             return Signature("invalid", why=f"{file.name}: {found.why}")

@@ -25,12 +25,14 @@ from stackctl.gates.receipt.model import (
     STATEMENT_TYPE,
     Receipt,
 )
+from stackctl.gates.receipt.signature import BUNDLE, KEYS, TRUSTED_ROOT
 from stackctl.gates.rule.decide import decide
 from stackctl.gates.rule.model import from_document as rule_from_document
 from stackctl.model.canonical import canonical_file, canonical_json, loads_strict
 from stackctl.model.fields import INVALID, Record, Report, read_record, write_record
 
 _DIGEST_NAME: Final = re.compile(r"[0-9a-f]{64}\.json")
+_BUNDLE_NAME: Final = re.compile(r"[0-9a-f]{64}\.json(?:\..+)?" + re.escape(BUNDLE))
 
 
 def safe_evidence(
@@ -339,7 +341,9 @@ def find(project: Path) -> Shelf:
         folders.sort()
         names += [Path(folder) / name for name in sorted(files)]
     for path in names:
-        if path.suffix != ".json":
+        if path.suffix != ".json" or _BUNDLE_NAME.fullmatch(path.name):
+            continue
+        if path == top / KEYS / TRUSTED_ROOT:
             continue
         if not _DIGEST_NAME.fullmatch(path.name) and not _claims(path):
             others.append(path)
