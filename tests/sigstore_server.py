@@ -64,6 +64,7 @@ class Instance:
         url: Address of the services.
         asked: Paths that were asked for.
         answer: Something else to answer with: (path, status, reason, body).
+        hang: A path that is not answered until `go_on` is set.
         spoil: Whether the log signs its promises with another key.
     """
 
@@ -90,6 +91,8 @@ class Instance:
         )
         self.asked: list[str] = []
         self.answer: tuple[str, int, str, bytes] | None = None
+        self.hang = ""
+        self.go_on = threading.Event()
         self.spoil = False
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -226,6 +229,9 @@ class Instance:
             def do_POST(self) -> None:
                 data = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 instance.asked.append(self.path)
+                if self.path == instance.hang:
+                    instance.go_on.wait()
+                    return
                 other = instance.answer
                 if other is not None and self.path == other[0]:
                     self._send(other[1], other[3], other[2])

@@ -33,7 +33,7 @@ from support import Project, run
 pytest.importorskip("sigstore", reason="sigstore is not installed")
 from sigstore_server import ISSUER, WORKFLOW, Instance, b64, token
 
-from stackctl.gates.receipt import Receipt, find, read, write
+from stackctl.gates.receipt import Receipt, find, keyless, read, write
 from stackctl.gates.receipt.signature import Signature, judge, parse_signers
 from stackctl.gates.receipt.verify import check
 
@@ -322,6 +322,24 @@ def test_services_that_are_not_there_are_named(
     done = sign(project.folder)
     assert done.code == 6
     assert "127.0.0.1" in done.json["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/api/v2/signingCert", "/api/v1/log/entries"])
+def test_a_service_that_never_answers_is_given_up(
+    project: Project, written: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    other = Instance()
+    other.hang = path
+    (project.folder / "services.json").write_text(json.dumps(other.config()))
+    monkeypatch.setattr(keyless, "TIMEOUT", 0.5)
+    try:
+        done = sign(project.folder)
+    finally:
+        other.go_on.set()
+        other.close()
+    assert done.code == 6
+    assert other.asked[-1] == path
+    assert "timed out" in done.json["error"]["message"]
 
 
 @pytest.mark.parametrize("raw", ["junk", token(age=4000)], ids=["junk", "expired"])
