@@ -2,6 +2,7 @@
 """The files that a gate's answer depends on: bound when it runs, compared later."""
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,8 @@ from stackctl.model.series import FILE_NAME, Series, load_series
 PROGRAM: Final = "stackctl/"
 """Start of the names of the program's own files."""
 
+_IN_PROJECT: Final = re.compile(r"\{project\}/([^\s{}]+)")
+
 IMAGES: Final = "generated:images"
 """Stands for the images that the series names, in the place of a path."""
 
@@ -33,19 +36,23 @@ def bound_files(project: Path, gate: Gate) -> dict[str, tuple[str, str]]:
         By path in the project; `stackctl/...` for files of the program.
 
     Raises:
-        InputError: One is missing.
+        InputError: One is missing, or leads out of the project.
     """
     from stackctl.gates.kinds.script import imported_files
 
     roles: dict[Path, str] = {gate.path: "gate"}
+    named = _named(project, gate)
     for path, what in absent(project, gate):
         raise _missing(path, gate, what)
-    if gate.script is not None:
-        script = project / gate.script
-        for path in imported_files(script, script.parent):
-            roles.setdefault(path, "code")
+    for name in _programs(gate):
+        script = project / name
+        if script.is_symlink():
+            raise _link(script, gate)
+        if script.suffix == ".py":
+            for path in imported_files(script, script.parent):
+                roles.setdefault(path, "code")
         roles[script] = "script"
-    for name in gate.files:
+    for name in (*named, *gate.files):
         roles.setdefault(project / name, "script")
     for name in gate.pythonpath:
         if not name.startswith("{"):
@@ -72,7 +79,7 @@ def absent(project: Path, gate: Gate) -> Iterator[tuple[Path, str]]:
         project: The project folder.
         gate: The gate.
     """
-    for name in (*filter(None, [gate.script]), *gate.files):
+    for name in (*_programs(gate), *gate.files):
         if not (project / name).is_file():
             yield project / name, "file"
     for name in gate.pythonpath:
@@ -88,11 +95,7 @@ def lacking(project: Path, gate: Gate, series: Series | None = None) -> list[str
         gate: The gate.
         series: The project's series, whose sets the arms name; None in a pack.
     """
-    plan = gate.serving or gate.accuracy
     found = list(absent(project, gate))
-    for name in () if plan is None else project_files(plan.server):
-        if not (project / name).is_file():
-            found.append((project / name, "file"))
     reasons = [f"there is no {what} {_inside(path, project)}" for path, what in found]
     if series is None:
         return reasons
@@ -109,6 +112,37 @@ def lacking(project: Path, gate: Gate, series: Series | None = None) -> list[str
     if _verifies_images(gate) and not series.images:
         reasons.append("the series names no image")
     return reasons
+
+
+def _programs(gate: Gate) -> list[str]:
+    """Return the project's own programs that a gate's file names as its commands."""
+    plan = gate.serving or gate.accuracy
+    served = () if plan is None else project_files(plan.server)
+    return [*filter(None, [gate.script]), *served]
+
+
+def _named(project: Path, gate: Gate) -> list[str]:
+    """Return the other files that the gate's commands name by `{project}/...`.
+
+    Raises:
+        InputError: One lies outside of the project.
+    """
+    plan = gate.serving or gate.accuracy
+    words = [
+        *gate.arguments,
+        *(() if plan is None else plan.server),
+        *(() if gate.tests is None else gate.tests.options),
+        *(() if gate.image is None else gate.image.options),
+    ]
+    names = [name for word in words for name in _IN_PROJECT.findall(word)]
+    for name in names:
+        if ".." in Path(name).parts:
+            raise InputError(
+                f"{gate.path}: {{project}}/{name} leads out of the project",
+                kind="outside-project",
+                where={"file": str(gate.path)},
+            )
+    return [name for name in names if (project / name).is_file()]
 
 
 def _verifies_images(gate: Gate) -> bool:
@@ -143,6 +177,16 @@ def _missing(path: Path, gate: Gate, what: str) -> InputError:
     return InputError(
         f"{gate.path}: names {path}, but there is no such {what}",
         kind="file-missing",
+        where={"file": str(gate.path)},
+    )
+
+
+def _link(path: Path, gate: Gate) -> InputError:
+    return InputError(
+        f"{gate.path}: names {path}, which is a link: what it imports would be looked "
+        "for beside the file that it leads to, and no receipt binds that",
+        kind="file-is-link",
+        hint="put the file itself there",
         where={"file": str(gate.path)},
     )
 

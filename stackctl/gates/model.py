@@ -336,7 +336,8 @@ class Gate:
             Many(
                 Text(
                     "`{tree:ARM}`, `{site:ARM}` or a path inside the project",
-                    r"\{(?:tree|site):[a-z0-9-]+\}|(?!/)[^\x00-\x1f:\\{}]+",
+                    r"\{(?:tree|site):[a-z0-9-]+\}"
+                    r"|(?!/|(?:.*/)?\.\.(?:/|$))[^\x00-\x1f:\\{}]+",
                 )
             ),
             "`PYTHONPATH` of the units.",

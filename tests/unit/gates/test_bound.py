@@ -3,8 +3,10 @@
 
 from pathlib import Path
 
+import pytest
 from gating import add_gate, arms, gate_project
 
+from stackctl.errors import InputError
 from stackctl.gates.bound import bound_files
 from stackctl.gates.kinds.script import imported_files
 from stackctl.gates.model import load_gate
@@ -72,3 +74,75 @@ def test_a_folder_of_the_path_is_bound_with_its_packages(tmp_path: Path) -> None
         "lib/a.py": "code",
         "lib/pack/b.py": "code",
     }
+
+
+def test_what_a_command_names_in_the_project_is_bound(tmp_path: Path) -> None:
+    project = gate_project(tmp_path / "project")
+    write(
+        project.folder,
+        {
+            "data/a.json": "{}",
+            "data/b.json": "{}",
+            "serve.py": "import beside\n",
+            "beside.py": "",
+        },
+    )
+    given = '["{project}/data/a.json", "--x={project}/data/b.json", "{project}"]'
+    add_gate(project, "one", "say(cases(True))", f"arguments = {given}\n")
+    found = bound_files(project.folder, load_gate(project.folder / "ci/gates/one.toml"))
+    assert {"data/a.json", "data/b.json", "ci/gates/one.py"} < set(found)
+    words = (
+        '["{python}", "{project}/serve.py", "{port}", "--config={project}/data/a.json"]'
+    )
+    served = f"""
+[arms.base]
+tree = "base"
+[rule]
+statistic = "paired-log-ratio"
+blocks = true
+[[claim]]
+name = "n"
+cell = "c2/ctx32:tokens_per_s"
+arm = "base"
+bar = 1.0
+[serving]
+server = {words}
+[[serving.cell]]
+concurrency = 2
+context = 32
+output = 1
+requests = 2
+"""
+    add_gate(project, "two", "", served, kind="serving")
+    found = bound_files(project.folder, load_gate(project.folder / "ci/gates/two.toml"))
+    assert found["serve.py"][0] == "script"
+    assert found["beside.py"][0] == "code"
+    assert "data/a.json" in found
+
+
+@pytest.mark.parametrize("where", ["{project}/../out.json", "{project}/data/../../x"])
+def test_what_a_command_names_lies_in_the_project(tmp_path: Path, where: str) -> None:
+    project = gate_project(tmp_path / "project")
+    add_gate(project, "one", "say(cases(True))", f'arguments = ["{where}"]\n')
+    gate = load_gate(project.folder / "ci/gates/one.toml")
+    with pytest.raises(InputError, match="leads out of the project"):
+        bound_files(project.folder, gate)
+
+
+def test_a_script_is_no_link(tmp_path: Path) -> None:
+    project = gate_project(tmp_path / "project")
+    script = add_gate(project, "one", "say(cases(True))")
+    script.rename(tmp_path / "elsewhere.py")
+    script.symlink_to(tmp_path / "elsewhere.py")
+    gate = load_gate(project.folder / "ci/gates/one.toml")
+    with pytest.raises(InputError) as caught:
+        bound_files(project.folder, gate)
+    assert caught.value.kind == "file-is-link"
+
+
+@pytest.mark.parametrize("path", ["../up", "a/../../b", "..", "a/.."])
+def test_a_path_to_import_from_lies_in_the_project(tmp_path: Path, path: str) -> None:
+    project = gate_project(tmp_path / "project")
+    add_gate(project, "one", "say(cases(True))", f'pythonpath = ["{path}"]\n')
+    with pytest.raises(InputError, match="a path inside the project"):
+        load_gate(project.folder / "ci/gates/one.toml")
