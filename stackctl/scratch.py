@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stackctl.interrupts import Hold
+
 
 def remove_dead(parent: Path, prefix: str) -> int:
     """Remove the scratch folders that no living process holds.
@@ -58,6 +60,25 @@ def scratch_folder(parent: Path, prefix: str = "scratch-") -> Iterator[Path]:
     """
     parent.mkdir(parents=True, exist_ok=True)
     remove_dead(parent, prefix)
+    hold = Hold()
+    folder, held = None, -1
+    try:
+        hold.take()
+        folder, held = _make(parent, prefix)
+        hold.release()
+        yield folder
+    finally:
+        try:
+            hold.take()
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+            hold.release()
+
+
+def _make(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Return a new folder and the descriptor that holds its lock."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         try:
@@ -67,10 +88,5 @@ def scratch_folder(parent: Path, prefix: str = "scratch-") -> Iterator[Path]:
         fcntl.flock(held, fcntl.LOCK_EX)
         # Between creation and lock, another process may have taken it for dead.
         if folder.exists():
-            break
-        os.close(held)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            return folder, held
         os.close(held)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scratch folders: gone at the end, gone after a kill, never another's."""
 
+import importlib
 import os
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import ROOT
@@ -21,6 +24,51 @@ def test_gone_at_the_end_and_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path / "s") as folder:
         raise KeyboardInterrupt
     assert list((tmp_path / "s").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", ["tempfile.mkdtemp", "shutil.rmtree"])
+def test_gone_also_where_it_is_interrupted_while_made_or_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, number: int
+) -> None:
+    module = importlib.import_module(place.partition(".")[0])
+    name = place.partition(".")[2]
+    real = getattr(module, name)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if name == "rmtree":
+            os.kill(os.getpid(), number)
+            return real(*args, **options)
+        made = real(*args, **options)
+        os.kill(os.getpid(), number)
+        return made
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, name, interrupted)
+    before = signal.signal(number, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path):
+            pass
+        assert signal.getsignal(number) is stop
+    finally:
+        signal.signal(number, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_while_it_is_made_leaves_the_handlers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    (tmp_path / "file").write_text("")
+    for parent in (tmp_path / "file", tmp_path):
+        if parent == tmp_path:
+            monkeypatch.setattr("tempfile.mkdtemp", lambda **_: os.mkdir(tmp_path))
+        with pytest.raises(OSError), scratch_folder(parent):
+            pass
+    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert after == before
 
 
 def test_a_folder_that_was_renamed_away_stays(tmp_path: Path) -> None:
