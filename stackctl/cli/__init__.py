@@ -2,25 +2,30 @@
 """The command line: parses, calls the library, prints. One file per command."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from stackctl.errors import ExitCode
+from stackctl.interrupts import Hold
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], loaded: Callable[[], None] | None = None) -> int:
     """Run one command.
 
     Args:
         arguments: The arguments after the program's name.
+        loaded: Called once the command is imported, before anything is done.
 
     Returns:
         The exit code.
     """
     as_json = "--json" in arguments
     try:
-        from stackctl.cli import program
+        from stackctl.cli import output, program
 
+        output.begin()
+        if loaded is not None:
+            loaded()
         return program.invoke(list(arguments))
     except KeyboardInterrupt:
         from stackctl.cli.output import print_interrupted
@@ -45,10 +50,16 @@ def main() -> NoReturn:
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
+    hold = Hold()
     try:
         # SIGTERM unwinds like Ctrl-C, so that scratch folders are removed.
         signal.signal(signal.SIGTERM, stop)
-        code = run(sys.argv[1:])
+        # Python loses an exception that a handler raises in the midst of an import.
+        hold.take()
+        code = run(sys.argv[1:], hold.release)
+        # All is done and said; what is left is Python's, and not to be interrupted.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
         # Python looks for cycles among everything that is left before it ends; that
         # takes a twentieth of a large image's time and finds nothing anybody needs.
         gc.freeze()

@@ -35,8 +35,19 @@ class Outcome:
     code: int = ExitCode.OK
 
 
+_answered = False
+
+
+def begin() -> None:
+    """Begin a command, which has not answered yet."""
+    global _answered
+    _answered = False
+
+
 def print_json(document: object) -> None:
     """Print one JSON document on standard output, in UTF-8 whatever the locale."""
+    global _answered
+    _answered = True
     text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
     # A lone surrogate (of a path that is not UTF-8) becomes `\udcXX`, JSON's own form.
     _write(text.encode("utf-8", "backslashreplace"))
@@ -165,6 +176,8 @@ def print_interrupted(as_json: bool) -> None:
     """Say that the user stopped the command."""
     hint = "nothing half-done was kept; run the same command again to go on"
     if as_json:
+        if _answered:
+            return  # two documents would be none
         where: dict[str, object] = {}
         kind, message = "interrupted", "interrupted"
         document = {"kind": kind, "message": message, "hint": hint, "where": where}

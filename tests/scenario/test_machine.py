@@ -239,7 +239,10 @@ def test_an_interruption_unwinds(
         if delay > 0.15:  # before that, Python itself may not have started
             assert "Traceback" not in err
         if process.returncode == 130:
-            assert json.loads(out)["error"]["kind"] == "interrupted"
+            document = json.loads(out)
+            # It may come when the answer is out and nothing is left to be done.
+            if "tree" not in document:
+                assert document["error"]["kind"] == "interrupted"
         assert leftovers(hermetic, tmp_path) == []
         if (tmp_path / "out").exists():
             shutil.rmtree(tmp_path / "out")

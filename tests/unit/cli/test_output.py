@@ -193,6 +193,18 @@ def test_interruption_is_130(
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "interrupted"
 
 
+def test_an_interruption_after_the_answer_adds_no_second_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(document: object) -> None:
+        output.print_json(document)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stackctl.cli.command.print_json", interrupted)
+    assert cli.run(["doctor", "--json"]) == ExitCode.INTERRUPTED
+    assert "error" not in json.loads(capsys.readouterr().out)
+
+
 def test_an_unexpected_error_is_70(
     failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
