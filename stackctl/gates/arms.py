@@ -7,6 +7,7 @@ there is none.
 """
 
 import hashlib
+import itertools
 import os
 import shutil
 import stat
@@ -43,6 +44,8 @@ EXTERNAL: Final = "external"
 
 PACKAGE: Final = "vllm"
 """Folder of the tree that an installation has as a package."""
+
+_REMOVALS: Final = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,13 +320,15 @@ class ComposedTrees:
 
 def remove_folder(folder: Path) -> None:
     """Remove what has a folder's name: the name first, so that nobody meets half."""
-    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    # Several threads may do so, and whoever finds remains may remove them meanwhile.
+    number = f"{os.getpid()}{next(_REMOVALS):06d}"
+    doomed = folder.with_name(f".{folder.name}.{number}.old")
     try:
         os.rename(folder, doomed)
     except FileNotFoundError:
         return  # somebody was faster
     if doomed.is_symlink() or not doomed.is_dir():
-        doomed.unlink()
+        doomed.unlink(missing_ok=True)
     else:
         shutil.rmtree(doomed, ignore_errors=True)
 

@@ -101,6 +101,7 @@ def test_nothing_but_trees_is_touched(tmp_path: Path) -> None:
 @pytest.mark.parametrize("most", [0, 2])
 def test_many_at_once_never_lose_what_they_use(tmp_path: Path, most: int) -> None:
     lost: list[int] = []
+    done: list[int] = []
 
     def work(seed: int) -> None:
         for step in range(40):
@@ -111,10 +112,11 @@ def test_many_at_once_never_lose_what_they_use(tmp_path: Path, most: int) -> Non
             if not (folder / "pkg/a.py").exists():
                 lost.append(number)
             del shelf, folder
+        done.append(seed)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert lost == []
+    assert lost == [] and sorted(done) == list(range(6))
