@@ -66,9 +66,12 @@ def bound_files(project: Path, gate: Gate) -> dict[str, tuple[str, str]]:
         found[IMAGES] = ("script", images_sha256(project))
     if gate.kind not in SCRIPTED:
         top = Path(stackctl.__file__).parents[1]
-        for path in _modules(top / "stackctl" / "gates" / gate.kind):
-            name = path.relative_to(top).as_posix()
-            found[name] = ("code", sha256_of_file(path))
+        # An accuracy gate asks as a serving gate does, with the same client.
+        kinds = ("accuracy", "serving") if gate.kind == "accuracy" else (gate.kind,)
+        for kind in kinds:
+            for path in _modules(top / "stackctl" / "gates" / kind):
+                name = path.relative_to(top).as_posix()
+                found[name] = ("code", sha256_of_file(path))
     return dict(sorted(found.items()))
 
 

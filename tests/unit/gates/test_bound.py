@@ -146,3 +146,14 @@ def test_a_path_to_import_from_lies_in_the_project(tmp_path: Path, path: str) ->
     add_gate(project, "one", "say(cases(True))", f'pythonpath = ["{path}"]\n')
     with pytest.raises(InputError, match="a path inside the project"):
         load_gate(project.folder / "ci/gates/one.toml")
+
+
+def test_an_accuracy_gate_binds_what_asks_and_what_scores() -> None:
+    project = Path(__file__).parents[3]
+    gate = load_gate(project / "ci/gates/accuracy-url.toml")
+    found = bound_files(project, gate)
+    assert {
+        "stackctl/gates/accuracy/score.py",
+        "stackctl/gates/accuracy/items.py",
+        "stackctl/gates/serving/client.py",
+    } < set(found)
