@@ -115,6 +115,21 @@ say({{"schema": 1, "samples": {{"cases": [{{"id": os.environ["STACKCTL_GATE_UNIT
 """
 
 
+def started(project: Project, folder: Path) -> "subprocess.Popen[bytes]":
+    """Start qualify and return once the unit that waits is running."""
+    child = subprocess.Popen(
+        program("qualify", "--jobs", "1"),
+        cwd=project.folder,
+        env=program_environment(),
+        stdout=subprocess.DEVNULL,
+    )
+    limit = time.monotonic() + 120
+    while not (folder / "ready").exists():
+        assert time.monotonic() < limit and child.poll() is None
+        time.sleep(0.05)
+    return child
+
+
 def test_an_interrupted_run_goes_on_without_repeating(project, tmp_path):
     folder = tmp_path / "state"
     folder.mkdir()
@@ -126,18 +141,10 @@ def test_an_interrupted_run_goes_on_without_repeating(project, tmp_path):
         alpha='{ required = ["first", "second"] }',
         gamma='{ required = ["third"] }',
     )
-    child = subprocess.Popen(
-        program("qualify", "--jobs", "1", "--json"),
-        cwd=project.folder,
-        env=program_environment(),
-        stdout=subprocess.DEVNULL,
-    )
-    limit = time.monotonic() + 120
-    while not (folder / "ready").exists():
-        assert time.monotonic() < limit and child.poll() is None
-        time.sleep(0.05)
+    child = started(project, folder)
     child.kill()
     child.wait()
+    limit = time.monotonic() + 120
     while processes_of(folder):
         assert time.monotonic() < limit
         time.sleep(0.05)
@@ -166,16 +173,7 @@ def test_a_kept_answer_counts_as_far_as_its_receipt_says_it(project, tmp_path):
     script = WAITS.format(folder=str(folder), name="second")
     add_gate(project, "second", script, "units = 2\n")
     ask(project, alpha='{ required = ["first", "second"] }')
-    child = subprocess.Popen(
-        program("qualify", "--jobs", "1"),
-        cwd=project.folder,
-        env=program_environment(),
-        stdout=subprocess.DEVNULL,
-    )
-    limit = time.monotonic() + 120
-    while not (folder / "ready").exists():
-        assert time.monotonic() < limit and child.poll() is None
-        time.sleep(0.05)
+    child = started(project, folder)
     child.kill()
     child.wait()
     (folder / "go").touch()
@@ -201,16 +199,7 @@ def test_an_answer_does_not_outlive_what_it_depends_on(project, tmp_path):
         for name in ("first", "second")
     }
     ask(project, alpha='{ required = ["first", "second"] }')
-    child = subprocess.Popen(
-        program("qualify", "--jobs", "1"),
-        cwd=project.folder,
-        env=program_environment(),
-        stdout=subprocess.DEVNULL,
-    )
-    limit = time.monotonic() + 120
-    while not (folder / "ready").exists():
-        assert time.monotonic() < limit and child.poll() is None
-        time.sleep(0.05)
+    child = started(project, folder)
     child.terminate()
     assert child.wait(60) == 130
     assert processes_of(folder) == []
