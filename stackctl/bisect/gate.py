@@ -18,7 +18,8 @@ from stackctl.bisect.command import CancelledError, Control
 from stackctl.bisect.model import Answer, Probe
 from stackctl.bisect.stack import Place
 from stackctl.errors import ExitCode, StackctlError
-from stackctl.gates.arms import EXTERNAL, ComposedTrees, Found, files_below
+from stackctl.gates.arms import ComposedTrees, Found, files_below
+from stackctl.gates.evidence import EXTERNAL
 from stackctl.gates.here import Here
 from stackctl.gates.model import ArmSpec, Gate
 from stackctl.gates.process import Stopped

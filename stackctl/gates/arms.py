@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stackctl.errors import InputError, PinError, UsageError
 from stackctl.fsutil import sha256_of_file
+from stackctl.gates.evidence import EXTERNAL
 from stackctl.git.objects import (
     BLOB,
     MODE_EXEC,
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from stackctl.gates.shelf import Shelf
     from stackctl.git.store import Store
     from stackctl.model.series import Series
-
-EXTERNAL: Final = "external"
-"""Definition of an arm that is no tree of ours: a server at a URL."""
 
 PACKAGE: Final = "vllm"
 """Folder of the tree that an installation has as a package."""

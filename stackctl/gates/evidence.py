@@ -7,7 +7,7 @@ runs nothing. A receipt holds it whole, so that a verdict can be derived again.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from stackctl.errors import InputError
 
@@ -25,6 +25,9 @@ KINDS: tuple[UnitKind, ...] = (
     "accuracy",
     "image",
 )
+
+EXTERNAL: Final = "external"
+"""Definition of an arm that is no tree of ours: a server at a URL."""
 
 
 @dataclass(frozen=True, slots=True)

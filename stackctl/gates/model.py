@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
 from stackctl.gates.accuracy.plan import ACCURACY, AccuracyPlan
-from stackctl.gates.evidence import KINDS, UnitKind
+from stackctl.gates.evidence import EXTERNAL, KINDS, UnitKind
 from stackctl.gates.rule.model import CLAIM, RULE, STATISTICS, Claim, Rule
 from stackctl.gates.rule.model import problems as rule_problems
 from stackctl.gates.serving.plan import SERVING, ServingPlan, cell_metrics
@@ -473,9 +473,9 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
     if kind in ("tests", "image") and len(arms) != 1:
         (at / "arms").problem(f'kind "{kind}" has one arm; found {len(arms)}')
     for name, arm in arms.items():
-        if kind in IN_A_TREE and getattr(arm, "tree", None) == "external":
+        if kind in IN_A_TREE and getattr(arm, "tree", None) == EXTERNAL:
             place = at / "arms" / name / "tree"
-            place.problem(f'{place} is "external", and kind "{kind}" needs a tree')
+            place.problem(f'{place} is "{EXTERNAL}", and kind "{kind}" needs a tree')
     for name in ("arguments", "pythonpath"):
         for n, text in enumerate(values.get(name, ())):
             for found in placeholders(text):

@@ -24,14 +24,8 @@ from stackctl import __version__
 from stackctl.compose.materialise import TreeSource, materialise, new_folder
 from stackctl.errors import InputError, PinError, UsageError
 from stackctl.fsutil import read_regular, write_atomic
-from stackctl.gates.arms import (
-    EXTERNAL,
-    ComposedTrees,
-    Found,
-    folder_tree,
-    holds,
-    remove_folder,
-)
+from stackctl.gates.arms import ComposedTrees, Found, folder_tree, holds, remove_folder
+from stackctl.gates.evidence import EXTERNAL
 from stackctl.gates.model import Gate
 from stackctl.gates.run import Engine
 from stackctl.git.objects import BLOB, object_id

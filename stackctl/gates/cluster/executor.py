@@ -10,7 +10,6 @@ import contextlib
 import io
 import os
 import socket
-import tempfile
 import threading
 import time
 import zipfile
@@ -18,6 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stackctl.compose.materialise import TreeSource
@@ -48,6 +48,7 @@ from stackctl.gates.model import Gate
 from stackctl.gates.process import Stopped
 from stackctl.gates.snapshot import Gpu, Python
 from stackctl.progress import SILENT, Progress
+from stackctl.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from stackctl.gates.run import Engine
@@ -174,11 +175,12 @@ class _Parcels:
         """Return a reference of a tree's archive."""
         from stackctl.gates.pack import write_trees
 
-        with self._lock, tempfile.TemporaryDirectory() as folder:
+        with self._lock:
             if tree not in self._references:
-                path = Path(folder) / "tree.zip"
-                write_trees(self._store, [tree], path, self._progress)
-                self._references[tree] = self._ray.put(path.read_bytes())
+                with scratch_folder(Path(gettempdir()), "stackctl-tree-") as folder:
+                    path = folder / "tree.zip"
+                    write_trees(self._store, [tree], path, self._progress)
+                    self._references[tree] = self._ray.put(path.read_bytes())
             return self._references[tree]
 
 

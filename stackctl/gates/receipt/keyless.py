@@ -8,13 +8,13 @@ The `sigstore` package does the work and is loaded when it is needed and not bef
 """
 
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, Final
 
 from packaging.version import Version
@@ -27,12 +27,14 @@ from stackctl.gates.receipt.signature import (
     KEYS,
     MAX_BYTES,
     MAX_KEY,
+    SCRATCH,
     TIMEOUT,
     TRUSTED_ROOT,
     Signature,
     Signer,
 )
 from stackctl.model.fields import escape
+from stackctl.scratch import scratch_folder
 
 if TYPE_CHECKING:
     import requests
@@ -211,8 +213,8 @@ def _trusted_root(library: _Library, project: Path | None) -> Any:
     if not file.is_file():
         return None
     data = read_regular(file, MAX_KEY)
-    with tempfile.TemporaryDirectory(prefix="stackctl-signature-") as name:
-        copy = Path(name) / TRUSTED_ROOT
+    with scratch_folder(Path(gettempdir()), SCRATCH) as folder:
+        copy = folder / TRUSTED_ROOT
         copy.write_bytes(data)
         try:
             root = library.models.TrustedRoot.from_file(str(copy))

@@ -13,16 +13,17 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Final, Literal
 
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular, write_atomic
 from stackctl.gates.receipt.model import FOLDER, Receipt
 from stackctl.model.fields import escape, show
+from stackctl.scratch import scratch_folder
 
 NAMESPACE: Final = "stackctl-receipt"
 """Namespace of SSH signatures: one for another purpose does not count."""
@@ -41,6 +42,9 @@ MAX_BYTES: Final = 64 * 1024
 
 MAX_KEY: Final = 1024 * 1024
 """Largest accepted OpenPGP key, trust root or configuration of sigstore."""
+
+SCRATCH: Final = "stackctl-signature-"
+"""Start of the names of folders that programs and libraries read from."""
 
 TIMEOUT: Final = 60.0
 """Longest that judging one signature may take, seconds."""
@@ -195,8 +199,7 @@ def judge(
 def _judge(
     data: bytes, signature: bytes, signers: Sequence[Signer], project: Path | None
 ) -> Signature:
-    with tempfile.TemporaryDirectory(prefix="stackctl-signature-") as name:
-        folder = Path(name)
+    with scratch_folder(Path(gettempdir()), SCRATCH) as folder:
         (folder / "receipt").write_bytes(data)
         (folder / "signature").write_bytes(signature)
         if signature.lstrip().startswith(_SSH_MARK):

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import stackctl
 from stackctl.errors import InputError, StackctlError, UsageError
 from stackctl.fsutil import read_regular
-from stackctl.gates.arms import EXTERNAL, ComposedTrees, Found
+from stackctl.gates.arms import ComposedTrees, Found
 from stackctl.gates.bound import IMAGES, images_sha256
+from stackctl.gates.evidence import EXTERNAL
 from stackctl.gates.model import Gate
 from stackctl.gates.receipt.allow import REMOVED, Filter
 from stackctl.gates.receipt.model import BoundFile, Receipt
