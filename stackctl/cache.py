@@ -74,7 +74,7 @@ class Usage:
     """What one part of the cache holds.
 
     Attributes:
-        name: `store`, `downloads`, `searches` or `facts`.
+        name: `store`, `downloads`, `searches`, `trees` or `facts`.
         files: Number of files.
         bytes: Their size in bytes.
     """
@@ -339,34 +339,28 @@ class Cache:
             ("store", self.folder / "store.git"),
             ("downloads", self.downloads),
             ("searches", self.folder / "bisect"),
+            ("trees", self.folder / "trees"),
             ("facts", self.folder),
         ):
-            files = size = 0
-            paths = root.glob("facts.*") if name == "facts" else root.rglob("*")
-            for path in paths:
-                try:
-                    status = path.lstat()
-                except FileNotFoundError:
-                    continue
-                if path.is_file():
-                    files += 1
-                    size += status.st_size
-            parts.append(Usage(name, files, size))
+            paths = root.glob("facts.*") if name == "facts" else _files_below(root)
+            sizes = [size for size in map(_size, paths) if size is not None]
+            parts.append(Usage(name, len(sizes), sum(sizes)))
         return parts
 
-    def clean(self, *, downloads: bool = True, store: bool = True) -> int:
+    def clean(self, *, downloads: bool = True, store: bool = True) -> None:
         """Delete parts of the cache, once no other process uses it.
+
+        The trees of gates have users of their own (`gates/shelf.py`).
 
         Args:
             downloads: Delete the downloaded archives.
             store: Delete the object store, the facts, and the logs of searches.
 
-        Returns:
-            Bytes freed.
+        Raises:
+            UsageError: Another process uses the cache, and goes on.
         """
         import shutil
 
-        before = sum(part.bytes for part in self.usage())
         self._hold(fcntl.LOCK_UN)
         self._wait_for_users()
         try:
@@ -383,4 +377,18 @@ class Cache:
                 shutil.rmtree(self.downloads, ignore_errors=True)
         finally:
             self._hold(fcntl.LOCK_UN)
-        return before - sum(part.bytes for part in self.usage())
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    # Not `rglob`: a folder that goes meanwhile would end it.
+    for place, _, names in os.walk(folder):
+        for name in names:
+            yield Path(place, name)
+
+
+def _size(path: Path) -> int | None:
+    """Return a file's size in bytes, or None where there is none any more."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return None

@@ -2,12 +2,16 @@
 """`stackctl cache`: what the cache holds, and emptying it."""
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome, table
+from stackctl.gates.rule.words import counted
+
+if TYPE_CHECKING:
+    from stackctl.cache import Cache
 
 EXAMPLE = "Examples: stackctl cache info; stackctl cache clean --downloads"
 
@@ -21,6 +25,14 @@ def _info_text(document: dict[str, Any]) -> Iterable[str]:
             for part in document["parts"]
         ],
     )
+    if document["trees"]:
+        yield f"{counted(document['trees'], 'tree')} of gates, the last used"
+
+
+def _clean_text(document: dict[str, Any]) -> Iterable[str]:
+    yield f"freed {document['freed'] / 1e6:.1f} MB"
+    if document["kept"]:
+        yield f"kept {counted(document['kept'], 'tree')} in use by running gates"
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +48,8 @@ def register(app: typer.Typer) -> None:
     @command(group, "info", epilog="Example: stackctl cache info --json")
     def info(session: Session) -> Outcome:
         """Show where the cache lies and what it holds."""
+        from stackctl.gates.shelf import Shelf
+
         cache = session.cache
         document = {
             "path": str(cache.folder),
@@ -43,6 +57,7 @@ def register(app: typer.Typer) -> None:
                 {"name": part.name, "files": part.files, "bytes": part.bytes}
                 for part in cache.usage()
             ],
+            "trees": len(Shelf(cache.folder).trees()),
         }
         return Outcome(document, lambda: _info_text(document))
 
@@ -50,16 +65,42 @@ def register(app: typer.Typer) -> None:
     def clean(
         session: Session,
         downloads: Annotated[
-            bool, typer.Option("--downloads", help="Only the downloaded archives.")
+            bool, typer.Option("--downloads", help="The downloaded archives.")
         ] = False,
         store: Annotated[
-            bool, typer.Option("--store", help="Only the object store and the facts.")
+            bool,
+            typer.Option(
+                "--store", help="The object store, the facts, and logs of searches."
+            ),
+        ] = False,
+        trees: Annotated[
+            bool,
+            typer.Option("--trees", help="The trees of gates that no run uses now."),
         ] = False,
     ) -> Outcome:
-        """Delete the cache, or a part of it; everything in it can be made again."""
-        both = downloads == store
-        freed = session.cache.clean(downloads=downloads or both, store=store or both)
-        document = {"path": str(session.cache.folder), "freed": freed}
-        return Outcome(document, lambda: [f"freed {freed / 1e6:.1f} MB"])
+        """Delete the cache, or the parts that are named; all of it can be made again.
+
+        Downloads and store go once nobody uses them: exits 2 where another run still
+        does after a minute.
+        """
+        from stackctl.gates.shelf import Shelf
+
+        cache = session.cache
+        every = not (downloads or store or trees)
+        before = _size(cache)
+        if every or downloads or store:
+            cache.clean(downloads=every or downloads, store=every or store)
+        kept = 0
+        if every or trees:
+            shelf = Shelf(cache.folder, most=0)
+            shelf.put_away()
+            kept = len(shelf.trees())
+        freed = before - _size(cache)
+        document = {"path": str(cache.folder), "freed": freed, "kept": kept}
+        return Outcome(document, lambda: _clean_text(document))
 
     app.add_typer(group)
+
+
+def _size(cache: "Cache") -> int:
+    return sum(part.bytes for part in cache.usage())

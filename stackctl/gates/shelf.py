@@ -57,20 +57,26 @@ class Shelf:
             os.utime(self._held[tree])
         return self._trees / tree
 
+    def trees(self) -> list[str]:
+        """Return the hex ids of the trees that are there, the last used first."""
+        found = filter(_TREE.fullmatch, self._names())
+        return sorted(found, key=self._last_use, reverse=True)
+
     def put_away(self) -> list[str]:
         """Remove the trees that were not used for longest, and never one in use.
 
         Returns:
             Hex ids of the trees that went.
         """
+        for name in filter(_REMAINS.fullmatch, self._names()):  # of who was killed
+            shutil.rmtree(self._trees / name, ignore_errors=True)
+        return [tree for tree in self.trees()[self._most :] if self._remove(tree)]
+
+    def _names(self) -> list[str]:
         try:
-            names = os.listdir(self._trees)
+            return os.listdir(self._trees)
         except FileNotFoundError:
             return []
-        for name in filter(_REMAINS.fullmatch, names):  # of who was killed meanwhile
-            shutil.rmtree(self._trees / name, ignore_errors=True)
-        found = sorted(filter(_TREE.fullmatch, names), key=self._last_use, reverse=True)
-        return [tree for tree in found[self._most :] if self._remove(tree)]
 
     def _used(self, tree: str) -> Path:
         return self._locks / f"tree-used-{tree}"

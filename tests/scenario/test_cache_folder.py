@@ -6,7 +6,15 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support import run, three_sets
+from support import Project, run, three_sets
+
+from stackctl.cache import Cache
+from stackctl.gates.arms import ComposedTrees
+from stackctl.model.series import load_series
+
+
+def trees_of(project: Project, folder: Path) -> ComposedTrees:
+    return ComposedTrees(load_series(project.folder / "series.toml"), Cache(folder))
 
 
 @pytest.mark.parametrize("name", [b"c c", b"c\xc3\xbc:;'\"$(x)", b"c\xff"])
@@ -38,3 +46,38 @@ def test_damaged_facts_of_steps_are_derived_again(tmp_path: Path) -> None:
     second = run("compose", "--json", "-C", project.folder, env=env)
     assert second.code == 0, second.err
     assert second.json["composition"] == first.json["composition"]
+
+
+def test_trees_of_gates_are_told_and_cleaned_unless_a_run_uses_them(
+    tmp_path: Path,
+) -> None:
+    project = three_sets(tmp_path / "project")
+    folder = tmp_path / "cache"
+    env = {"STACKCTL_CACHE_DIR": str(folder)}
+    running = trees_of(project, folder)
+    used = running.folder(running.find("composed").tree)
+    earlier = trees_of(project, folder)
+    unused = earlier.folder(earlier.find("base").tree)
+    del earlier
+    sizes = {
+        place: sum(path.lstat().st_size for path in place.rglob("*") if path.is_file())
+        for place in (used, unused)
+    }
+
+    info = run("cache", "info", "--json", env=env).json
+    (part,) = [part for part in info["parts"] if part["name"] == "trees"]
+    assert (info["trees"], part["bytes"]) == (2, sum(sizes.values()))
+    assert "2 trees of gates" in run("cache", "info", env=env).out
+
+    # The run goes on all the while: only what takes the store from it has to wait.
+    done = run("cache", "clean", "--trees", env=env)
+    assert done.code == 0, done.err
+    assert "kept 1 tree in use" in done.out
+    assert used.is_dir() and not unused.exists()
+    assert running.find("base").tree in running.store
+
+    del running
+    done = run("cache", "clean", "--json", env=env)
+    assert (done.code, done.json["kept"]) == (0, 0), done.err
+    assert not used.exists() and not (folder / "store.git").exists()
+    assert done.json["freed"] > sizes[used]

@@ -178,13 +178,20 @@ def test_usage_and_clean(cache: Cache) -> None:
     (cache.downloads / "abc").write_bytes(b"y" * 5000)
     (cache.folder / "bisect").mkdir()
     (cache.folder / "bisect/log").write_bytes(b"z" * 300)
+    (cache.folder / "trees/aa").mkdir(parents=True)
+    (cache.folder / "trees/aa/a.py").write_bytes(b"t" * 70)
+    (cache.folder / "trees/aa/gone").symlink_to("nowhere")
     sizes = {part.name: part.bytes for part in cache.usage()}
     assert sizes["downloads"] == 5000
+    assert sizes["trees"] == 70 + len("nowhere")
     assert min(sizes.values()) > 0
-    assert cache.clean(store=False) == 5000
+    cache.clean(store=False)
+    assert not cache.downloads.exists()
     assert cache.store.blob(oid) == b"x" * 10_000
     cache.clean()
-    assert [(part.files, part.bytes) for part in cache.usage()] == [(0, 0)] * 4
+    left = {part.name: part.bytes for part in cache.usage()}
+    trees = left.pop("trees")  # they have users of their own
+    assert trees == sizes["trees"] and set(left.values()) == {0}
     assert cache.get("a", [b"1"]) == {}
     assert cache.store.find(oid) is None
 
