@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stackctl.errors import (
     ExitCode,
@@ -170,6 +171,11 @@ def print_error(error: Exception, as_json: bool, verbose: bool = False) -> int:
         if error.hint:
             _say(f"hint: {error.hint}")
     return error.exit_code
+
+
+def of_file(file: str | Path, message: str) -> str:
+    """Return a message that says of which file it is, and says so once."""
+    return message if Path(file).name in message else f"{file}: {message}"
 
 
 def print_interrupted(as_json: bool) -> None:

@@ -16,6 +16,7 @@ from stackctl.cli.output import (
     Styled,
     columns,
     labelled,
+    of_file,
     printable,
     table,
 )
@@ -146,7 +147,7 @@ def _list_text(
         )
     for each in documents:
         for reason in (*each["reasons"], *each.get("notes", ())):
-            yield f"{each['file']}: {reason}"
+            yield of_file(each["file"], reason)
     if shelf.others:
         count = len(shelf.others)
         are = "file below receipts/ is" if count == 1 else "files below receipts/ are"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stackctl.cli.command import Session, command
-from stackctl.cli.output import Outcome, table
+from stackctl.cli.output import Outcome, of_file, table
 from stackctl.errors import ExitCode, StackctlError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _text(results: "list[tuple[Path, Replay | StackctlError]]") -> Iterable[str]
     yield from table(["file", "name", "tree", "patch", "result", "steps"], rows)
     for path, result in results:
         if isinstance(result, StackctlError):
-            yield f"{path}: {result.message}"
+            yield of_file(path, result.message)
             if result.hint:
                 yield f"  {result.hint}"
             continue

@@ -207,13 +207,12 @@ def register(app: typer.Typer) -> None:
                 lambda: [*_series_text(series, sets), *_resolution_text(document)],
             )
         from stackctl.git.command import HermeticGit
-        from stackctl.git.patchtext.mail import read_patches
 
         patch_set = find_set(series, name)
         patches = [
             _patch_document(patch)
             for file in (patch_files(series, patch_set) if patch_set.patches else ())
-            for patch in read_patches(file.data, name=file.name, git=HermeticGit())
+            for patch in file.patches(HermeticGit())
         ]
         document = _set_document(patch_set, len(patches)) | {"files": patches}
         _resolutions(session, document, name)

@@ -459,7 +459,7 @@ def _amend(
     patches = [
         patch
         for file in patch_files(composer.series, patch_set)
-        for patch in read_patches(file.data, name=file.name, git=store.git)
+        for patch in file.patches(store.git)
     ]
     tree = edited
     if position < len(own) - 1:

@@ -21,7 +21,7 @@ from stackctl.compose.digest import content_sha256
 from stackctl.compose.model import Composition, Step
 from stackctl.compose.plan import WHOLE, Selection, select
 from stackctl.compose.sources import PatchFile, PinnedPull, Source, set_sources
-from stackctl.errors import ConflictError, StackctlError
+from stackctl.errors import StackctlError
 from stackctl.git.objects import COMMITTER, encode_commit
 from stackctl.model.canonical import canonical_json
 from stackctl.model.ids import CommitId, Sha256, TreeId
@@ -359,7 +359,6 @@ class Composer:
         """Apply patch files; nothing is written where one does not apply."""
         # Not needed where every step is known, and costly to import.
         from stackctl.git.apply import Workspace
-        from stackctl.git.patchtext.mail import read_patches
 
         workspace = Workspace(self.cache.store, tree, every_step=self.options.commits)
         made: list[list[Step]] = []
@@ -367,14 +366,7 @@ class Composer:
             for number, file in enumerate(files):
                 self.progress.update("compose", number, len(files))
                 steps = []
-                try:
-                    patches = read_patches(
-                        file.data, name=file.name, git=self.cache.store.git
-                    )
-                except StackctlError as error:
-                    error.where |= {"file": str(file.path), "set": file.set}
-                    error.message = f"set `{file.set}`: {error.message}"
-                    raise
+                patches = file.patches(self.cache.store.git)
                 for patch in patches:
                     native = self._apply(workspace, file, patch)
                     if self.options.commits:
@@ -406,10 +398,7 @@ class Composer:
             return workspace.apply(patch)
         except StackctlError as error:
             error.where.setdefault("patch", patch.name)
-            error.where["set"] = file.set
-            error.where["file"] = str(file.path)
-            if isinstance(error, ConflictError):
-                error.message = f"set `{file.set}`: {error.message}"
+            file.put_into(error)
             raise
 
     def _step(

@@ -4,13 +4,17 @@
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from stackctl.errors import InputError
+from stackctl.errors import InputError, StackctlError
 from stackctl.fsutil import read_regular
 from stackctl.model.canonical import canonical_json
 from stackctl.model.ids import CommitId, Sha256
 from stackctl.model.series import PatchSet, Pull, Series
+
+if TYPE_CHECKING:
+    from stackctl.git.patchtext.mail import GitRunner
+    from stackctl.git.patchtext.model import Patch
 
 MAX_PATCH_BYTES = 256 << 20
 """Largest patch file that is read: bytes."""
@@ -34,6 +38,37 @@ class PatchFile:
     path: Path
     data: bytes
     sha256: Sha256
+
+    def patches(self, git: "GitRunner") -> "tuple[Patch, ...]":
+        """Return the patches of the file, at least one.
+
+        Args:
+            git: Reads what `git format-patch` would not write.
+
+        Raises:
+            InputError: The file is malformed or says too little.
+        """
+        # Costly to import, and not needed where every step is known.
+        from stackctl.git.patchtext.mail import read_patches
+
+        try:
+            return read_patches(self.data, name=self.name, git=git)
+        except StackctlError as error:
+            self.put_into(error)
+            raise
+
+    def put_into(self, error: StackctlError) -> None:
+        """Say in an error of this file where it lies, and of which set it is.
+
+        Args:
+            error: An error whose message may name the file as `name`.
+        """
+        error.where |= {"file": str(self.path), "set": self.set}
+        path = str(self.path)
+        if self.name in error.message and path not in error.message:
+            whole = error.message.replace(self.name, path, 1)
+            error.message = f"set `{self.set}`: {whole}"
+            error.args = (error.message,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,10 @@ class Wheel:
                 f"{path} does not exist", kind="not-a-wheel", where={"file": str(path)}
             ) from None
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
+            # The text of an OSError names the file again.
+            reason = getattr(exc, "strerror", None) or exc
             raise ImageFormatError(
-                f"{path} is no wheel: {exc}",
+                f"{path} is no wheel: {reason}",
                 kind="not-a-wheel",
                 hint="expected a .whl file",
                 where={"file": str(path)},
