@@ -5,6 +5,7 @@ Every form ends as a tree and a commit in the object store. What was resolved on
 is remembered under its identity, so that the next run reads two facts and nothing else.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 from stackctl.cache import Cache
 from stackctl.errors import InputError, PinError
-from stackctl.model.ids import CommitId, TreeId
+from stackctl.model.ids import CommitId, Sha256, TreeId
 from stackctl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -120,31 +121,55 @@ def _pypi(
     while "--" in normal:
         normal = normal.replace("--", "-")
     identity = f"{normal}=={version}@sha256:{base.sha256}"
+
+    def fetch() -> tuple[Path, str]:
+        from stackctl.base.pypi import fetch_distribution
+
+        path = fetch_distribution(
+            base.pypi, base.sha256, cache=cache, offline=offline, progress=progress
+        )
+        return path, f"the sdist of {base.pypi}"
+
+    found = _imported(identity, base.sha256, fetch, 1, cache, progress)
+    return ResolvedBase("pypi", identity, *found)
+
+
+def _imported(
+    identity: str,
+    digest: Sha256,
+    fetch: Callable[[], tuple[Path, str]],
+    strip: int,
+    cache: Cache,
+    progress: Progress,
+) -> tuple[TreeId, CommitId]:
+    """Return what an archive became; it is fetched and imported once, by one of many.
+
+    Args:
+        identity: Identity of the base.
+        digest: The archive's SHA-256.
+        fetch: Gets the archive; returns where it lies and what messages call it.
+        strip: Leading folders that its paths lose.
+        cache: Takes the objects, and remembers.
+        progress: Told what takes long.
+    """
     found = _recall(cache, identity)
     if found is None:
-        with cache.lock(f"base-{base.sha256}"):
+        with cache.lock(f"base-{digest}"):
             found = _recall(cache, identity)
             if found is None:
                 from stackctl.base.archive import import_archive
-                from stackctl.base.pypi import fetch_distribution
 
-                path = fetch_distribution(
-                    base.pypi,
-                    base.sha256,
-                    cache=cache,
-                    offline=offline,
-                    progress=progress,
-                )
+                path, label = fetch()
                 found = import_archive(
                     path,
-                    base.sha256,
-                    strip=1,
+                    digest,
+                    strip=strip,
                     cache=cache,
-                    label=f"the sdist of {base.pypi}",
+                    label=label,
                     progress=progress,
                 )
                 _remember(cache, identity, *found)
-    return ResolvedBase("pypi", identity, *found)
+    return found
 
 
 def _archive(
@@ -157,23 +182,11 @@ def _archive(
     identity = f"sha256:{base.sha256}"
     if base.strip != 1:
         identity += f";strip={base.strip}"
-    found = _recall(cache, identity)
-    if found is None:
-        with cache.lock(f"base-{base.sha256}"):
-            found = _recall(cache, identity)
-            if found is None:
-                from stackctl.base.archive import import_archive
 
-                path, label = _archive_file(base, project, cache, offline, progress)
-                found = import_archive(
-                    path,
-                    base.sha256,
-                    strip=base.strip,
-                    cache=cache,
-                    label=label,
-                    progress=progress,
-                )
-                _remember(cache, identity, *found)
+    def fetch() -> tuple[Path, str]:
+        return _archive_file(base, project, cache, offline, progress)
+
+    found = _imported(identity, base.sha256, fetch, base.strip, cache, progress)
     return ResolvedBase("archive", identity, *found)
 
 

@@ -18,7 +18,7 @@ from stackctl.errors import InputError, PinError, RemoteError
 from stackctl.fsutil import write_atomic
 from stackctl.git.command import DAMAGED, FETCH, DamagedObjectError, HermeticGit
 from stackctl.git.judge import check_tree
-from stackctl.git.objects import COMMIT, KIND_NAMES, commit_tree_of
+from stackctl.git.objects import commit_tree_of
 from stackctl.git.store import Store
 from stackctl.model.ids import CommitId
 from stackctl.progress import SILENT, Progress
@@ -76,17 +76,8 @@ def _fetch(git: HermeticGit, *args: str) -> tuple[int, bytes]:
 
 def _is_complete(store: Store, commit: CommitId, *, history: bool) -> bool:
     """Return whether a commit is there with all its files (and all its ancestors)."""
-    found = store.find(bytes.fromhex(commit))
-    if found is None:
+    if store.find_commit(commit) is None:
         return False
-    if found[0] != COMMIT:
-        kind = KIND_NAMES[found[0]].decode()
-        raise PinError(
-            f"{commit} is a {kind}, not a commit",
-            kind="not-a-commit",
-            hint="pin a commit; `git rev-parse NAME^{commit}` prints a tag's",
-            where={"commit": commit},
-        )
     status, out, _ = store.git.call(
         "rev-list", "--objects", "--missing=print", "--no-walk", commit
     )

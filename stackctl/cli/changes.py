@@ -9,7 +9,7 @@ import typer
 
 from stackctl.cli.command import Session, command
 from stackctl.cli.output import Outcome, table
-from stackctl.errors import ExitCode, InputError
+from stackctl.errors import ExitCode
 
 if TYPE_CHECKING:
     from stackctl.model.lock import Content
@@ -95,18 +95,9 @@ def register(app: typer.Typer) -> None:
 
         Exits 1 where a fragment is missing, or not what an earlier release carried.
         """
-        from stackctl.model.lock import read_lock
-        from stackctl.project import LOCK_FILE
+        from stackctl.compose.lock import project_lock
 
-        path = session.project / LOCK_FILE
-        if not path.exists():
-            raise InputError(
-                f"{path} does not exist",
-                kind="no-lock",
-                hint="make it: stackctl lock",
-                where={"file": str(path)},
-            )
-        found = _changes(session, read_lock(path).content, repo)
+        found = _changes(session, project_lock(session.project).content, repo)
         code = ExitCode.NO if found.problems else ExitCode.OK
         return Outcome(found.document(), lambda: changes_text(found), code)
 

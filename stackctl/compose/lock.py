@@ -19,12 +19,11 @@ from stackctl.progress import SILENT, Progress
 from stackctl.project import LOCK_FILE
 
 
-def compare_with_lock(project: Path, composition: Composition) -> str | None:
-    """Return where a composition differs from the project's lock, None where equal.
+def project_lock(project: Path) -> Lock:
+    """Read the lock of a project.
 
     Args:
         project: The project folder.
-        composition: What was composed.
 
     Raises:
         InputError: There is no lock, or it is bad.
@@ -37,7 +36,20 @@ def compare_with_lock(project: Path, composition: Composition) -> str | None:
             hint="make it: stackctl lock",
             where={"file": str(path)},
         )
-    found = difference(read_lock(path).content, composition.content())
+    return read_lock(path)
+
+
+def compare_with_lock(project: Path, composition: Composition) -> str | None:
+    """Return where a composition differs from the project's lock, None where equal.
+
+    Args:
+        project: The project folder.
+        composition: What was composed.
+
+    Raises:
+        InputError: There is no lock, or it is bad.
+    """
+    found = difference(project_lock(project).content, composition.content())
     return "; ".join(found) or None
 
 

@@ -65,10 +65,11 @@ def sets_asking(project: Path, gate: str) -> tuple[str, ...]:
         Their names; none where no set asks for it, or where there is no such file: a
         run is not lost for that.
     """
-    from stackctl.model.series import FILE_NAME, load_series
+    from stackctl.model.series import load_series
+    from stackctl.project import SERIES_FILE
 
     try:
-        series = load_series(project / FILE_NAME)
+        series = load_series(project / SERIES_FILE)
     except InputError:
         return ()
     return askers(series).get(gate, Askers()).sets

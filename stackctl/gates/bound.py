@@ -14,7 +14,8 @@ from stackctl.gates.kinds.served import project_files
 from stackctl.gates.model import FOLDER, SCRIPTED, Gate
 from stackctl.model.canonical import canonical_json
 from stackctl.model.fields import write_record
-from stackctl.model.series import FILE_NAME, Series, load_series
+from stackctl.model.series import Series, load_series
+from stackctl.project import SERIES_FILE
 
 PROGRAM: Final = "stackctl/"
 """Start of the names of the program's own files."""
@@ -161,7 +162,7 @@ def images_sha256(project: Path) -> str:
     Raises:
         InputError: There is no series, or it is bad.
     """
-    images = load_series(project / FILE_NAME).images
+    images = load_series(project / SERIES_FILE).images
     document = [write_record(image) for image in images]
     return hashlib.sha256(canonical_json(document)).hexdigest()
 

@@ -28,17 +28,16 @@ from stackctl.model.fields import (
     Many,
     Names,
     Record,
-    Report,
     Text,
     key,
     nearest,
     read_record,
     show,
 )
-from stackctl.model.series import decode, parse_toml
+from stackctl.model.series import decode, toml_report
 
 if TYPE_CHECKING:
-    from stackctl.model.positions import Positions
+    pass
 
 SCHEMA: Final = 1
 """Newest version of the format that this code reads."""
@@ -520,20 +519,12 @@ def load_gate(path: Path) -> Gate:
     data = read_regular(path, MAX_BYTES)
     file = str(path)
     text = decode(data, file)
-    document = parse_toml(text, file)
-
-    def positions() -> "Positions":
-        from stackctl.model.positions import Positions  # only for messages
-
-        return Positions(text)
-
-    report = Report(
+    report = toml_report(
+        text,
         file,
-        document,
+        schema=SCHEMA,
         kind="bad-gate",
         hint="docs/gates.md describes every key of the file",
-        toml=True,
-        positions=positions,
     )
     name = path.stem
     if not re.fullmatch("[a-z0-9-]+", name):
@@ -541,7 +532,7 @@ def load_gate(path: Path) -> Gate:
             f"the file's name {show(path.name)} must be {_NAME.words}, and `.toml`"
         )
     extra = {"name": name, "path": path, "sha256": hashlib.sha256(data).hexdigest()}
-    gate = read_record(RECORD, document, report.top, extra=extra)
+    gate = read_record(RECORD, report.document, report.top, extra=extra)
     report.raise_problems()
     assert isinstance(gate, Gate)  # otherwise there was a problem to raise
     return gate

@@ -36,7 +36,6 @@ from stackctl.git.command import (
 from stackctl.git.objects import (
     COMMIT,
     COMMITTER,
-    KIND_NAMES,
     MODE_EXEC,
     MODE_FILE,
     MODE_TREE,
@@ -265,23 +264,14 @@ class MergeSpace:
         """
         known = self._facts.get(commit)
         if known is None:
-            oid = bytes.fromhex(commit)
-            found = self.store.find(oid)
+            found = self.store.find_commit(commit)
             if found is None:
                 raise MissingObjectError(
                     f"commit {commit} is missing", where={"commit": commit}
                 )
-            if found[0] != COMMIT:
-                kind = KIND_NAMES[found[0]].decode()
-                raise PinError(
-                    f"{commit} is a {kind}, not a commit",
-                    kind="not-a-commit",
-                    hint="pin a commit; `git rev-parse NAME^{commit}` prints a tag's",
-                    where={"commit": commit},
-                )
-            if object_id(COMMIT, found[1]) != oid:
+            if object_id(COMMIT, found) != bytes.fromhex(commit):
                 raise PinError(f"commit {commit} is damaged", kind="bad-object")
-            known = self._facts[commit] = read_commit(found[1])
+            known = self._facts[commit] = read_commit(found)
         return known
 
     def write(self, kind: int, data: bytes) -> bytes:

@@ -292,6 +292,28 @@ class Store:
         """Return a commit's raw content, checked against its id."""
         return self.read(oid, COMMIT)
 
+    def find_commit(self, commit: str) -> bytes | None:
+        """Look a commit up, by the id that somebody pinned.
+
+        Args:
+            commit: Its hex id.
+
+        Returns:
+            Its raw content, not checked against its id; None where it is not there.
+
+        Raises:
+            PinError: The id is another object's.
+        """
+        found = self.find(bytes.fromhex(commit))
+        if found is not None and found[0] != COMMIT:
+            raise PinError(
+                f"{commit} is a {KIND_NAMES[found[0]].decode()}, not a commit",
+                kind="not-a-commit",
+                hint="pin a commit; `git rev-parse NAME^{commit}` prints a tag's",
+                where={"commit": commit},
+            )
+        return None if found is None else found[1]
+
     def commit_tree(self, commit: str) -> str:
         """Return the hex id of a commit's tree."""
         return commit_tree_of(self.commit(bytes.fromhex(commit)))

@@ -38,8 +38,6 @@ from stackctl.model.ids import CommitId, CompositionId, Sha256, TreeId
 SCHEMA: Final = 1
 """Newest version of the format that this code reads."""
 
-FILE_NAME: Final = "series.lock"
-
 MAX_BYTES: Final = 64 * 1024 * 1024
 """Largest accepted file; a step takes about 400 bytes, so 10,000 steps take 4 MB."""
 

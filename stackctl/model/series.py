@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 """Newest version of the format that this code reads."""
 
-FILE_NAME: Final = "series.toml"
-
 MAX_BYTES: Final = 4 * 1024 * 1024
 """Largest accepted file: about 8,000 sets of 500 bytes."""
 
@@ -992,27 +990,14 @@ def parse_series(text: str, *, file: str, root: Path | None = None) -> Series:
         InputError: The text is not TOML or breaks a rule of the format; the message
             lists every problem.
     """
-    document = parse_toml(text, file)
-
-    def positions() -> "Positions":
-        from stackctl.model.positions import Positions  # only for messages
-
-        return Positions(text)
-
-    refuse_newer(
-        document.get("schema"),
-        SCHEMA,
+    report = toml_report(
+        text,
         file,
-        line=lambda: positions().line(("schema",)),
-    )
-    report = Report(
-        file,
-        document,
+        schema=SCHEMA,
         kind="bad-series",
         hint="docs/series.md describes every key of the file",
-        toml=True,
-        positions=positions,
     )
+    document = report.document
     extra = {"root": Path(file).parent if root is None else root, "file": file}
     series = read_record(Record(Series), document, report.top, extra=extra)
     _check_requires(document, report)
@@ -1026,6 +1011,38 @@ _DOTTED = re.compile(
     r"(?<![\w-])(?:(?:\"[^\"\n]*+\"|'[^'\n]*+'|[\w-]++)[ \t]*+\.[ \t]*+)"
     rf"{{{MAX_KEY_PARTS}}}"
 )
+
+
+def toml_report(text: str, file: str, *, schema: int, kind: str, hint: str) -> Report:
+    """Parse a TOML file and return where the problems of its document go.
+
+    Args:
+        text: The file's text.
+        file: Its name, for messages.
+        schema: Newest version of its format that is read.
+        kind: Kind of the error for its problems.
+        hint: What to do about them.
+
+    Returns:
+        The report, with the document.
+
+    Raises:
+        InputError: A syntax error, or a newer version.
+    """
+    document = parse_toml(text, file)
+
+    def positions() -> "Positions":
+        from stackctl.model.positions import Positions  # only for messages
+
+        return Positions(text)
+
+    refuse_newer(
+        document.get("schema"),
+        schema,
+        file,
+        line=lambda: positions().line(("schema",)),
+    )
+    return Report(file, document, kind=kind, hint=hint, toml=True, positions=positions)
 
 
 def parse_toml(text: str, file: str) -> dict[str, Any]:

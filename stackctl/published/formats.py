@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from stackctl.errors import InputError
+from stackctl.errors import InputError, PinError
 from stackctl.fsutil import read_regular
 from stackctl.model.canonical import loads_strict
 from stackctl.model.ids import GIT_ID, SHA256, CommitId, Sha256, TreeId
 
 MAX_BYTES = 16 << 20
 """Largest file that is read: bytes. The published ones have a few kilobytes."""
+
+MAX_PATCH_BYTES = 256 << 20
+"""Largest source patch or published patch that is read: bytes."""
 
 SCHEMA = 1
 """Newest version of the published formats that this code reads."""
@@ -73,6 +76,28 @@ class SourcePatch:
     path: str
     sha256: Sha256
     title: str = ""
+
+    def read(self, path: Path, pinned_by: Path) -> bytes:
+        """Return the bytes of the file, which must have the digest.
+
+        Args:
+            path: Where the file lies.
+            pinned_by: The manifest or lock that pins it.
+
+        Raises:
+            InputError: It cannot be read.
+            PinError: It has another digest.
+        """
+        data = read_regular(path, MAX_PATCH_BYTES)
+        found = hashlib.sha256(data).hexdigest()
+        if found != self.sha256:
+            raise PinError(
+                f"{path} has the digest {found}; {pinned_by} pins {self.sha256}",
+                kind="wrong-digest",
+                hint=f"take it from the revision that published {pinned_by.name}",
+                where={"file": str(path)},
+            )
+        return data
 
 
 @dataclass(frozen=True, slots=True)

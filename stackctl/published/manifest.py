@@ -3,12 +3,11 @@
 
 import re
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from stackctl.base.git import list_refs
 from stackctl.errors import InputError, PinError, UsageError
-from stackctl.fsutil import read_regular, write_atomic
+from stackctl.fsutil import write_atomic
 from stackctl.model.edit import render_series
 from stackctl.model.ids import CommitId
 from stackctl.model.series import (
@@ -23,8 +22,7 @@ from stackctl.model.series import (
     Series,
     parse_series,
 )
-from stackctl.published.formats import Published, PublishedPull, SourcePatch
-from stackctl.published.replay import MAX_PATCH_BYTES
+from stackctl.published.formats import Published, PublishedPull
 
 _KINDS: dict[str, ExcludeKind] = {
     "alternative": "alternative",
@@ -193,7 +191,7 @@ def import_published(
     patches: dict[str, bytes] = {}
     if published.patches:
         for number, patch in enumerate(published.patches, 1):
-            data = _source_patch(published, patch)
+            data = patch.read(published.file.parent / patch.path, published.file)
             stem = _name(Path(patch.path).stem)[:50]
             patches[f"patches/source-patches/{number:04d}-{stem}.patch"] = data
         sets.append(
@@ -240,20 +238,6 @@ def _with_merge_commit(pull: PublishedPull) -> PublishedPull:
         disposition=pull.disposition,
         merge_commit=pull.merge_commit,
     )
-
-
-def _source_patch(published: Published, patch: SourcePatch) -> bytes:
-    path = published.file.parent / patch.path
-    data = read_regular(path, MAX_PATCH_BYTES)
-    found = sha256(data).hexdigest()
-    if found != patch.sha256:
-        raise PinError(
-            f"{path} has the digest {found}; {published.file} pins {patch.sha256}",
-            kind="wrong-digest",
-            hint="take the file from the revision that published the manifest",
-            where={"file": str(path)},
-        )
-    return data
 
 
 def write_project(imported: Imported, folder: Path) -> list[Path]:

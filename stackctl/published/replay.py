@@ -29,10 +29,12 @@ from stackctl.git.merge import (
 from stackctl.git.objects import COMMITTER, TREE, Entry, encode_commit
 from stackctl.model.ids import CommitId, Sha256, TreeId
 from stackctl.progress import SILENT, Progress
-from stackctl.published.formats import Published, PublishedPull, SourcePatch
-
-MAX_PATCH_BYTES = 256 << 20
-"""Largest source patch or published patch that is read: bytes."""
+from stackctl.published.formats import (
+    MAX_PATCH_BYTES,
+    Published,
+    PublishedPull,
+    SourcePatch,
+)
 
 MAX_PATHS = 50
 """Most differing paths that are listed."""
@@ -627,15 +629,7 @@ class _Replayer:
         from stackctl.git.patchtext.model import Identity, Patch
 
         path = self._patch_path(lock, patch)
-        data = read_regular(path, MAX_PATCH_BYTES)
-        found = sha256(data).hexdigest()
-        if found != patch.sha256:
-            raise PinError(
-                f"{path} has the digest {found}; {lock.file} pins {patch.sha256}",
-                kind="wrong-digest",
-                hint="take the file from the revision that published the lock",
-                where={"file": str(path)},
-            )
+        data = patch.read(path, lock.file)
         parsed = parse_diff_span(data, name=patch.path, first_line=1)
         if not parsed.changes:
             raise InputError(

@@ -20,11 +20,10 @@ from stackctl.git.packs import PackWriter
 from stackctl.image.transport import Transport
 from stackctl.model.fields import escape
 from stackctl.model.ids import CommitId, Sha256
-from stackctl.model.lock import FILE_NAME as LOCK_FILE
 from stackctl.model.lock import Content, composition_id, parse_lock
-from stackctl.model.series import FILE_NAME as SERIES_FILE
 from stackctl.model.series import Series, load_series
 from stackctl.progress import SILENT, Progress
+from stackctl.project import LOCK_FILE, SERIES_FILE
 from stackctl.release.earlier import repository_or_none
 from stackctl.release.message import REF, TAGS, Tag, TagMessage, one_line, tag_body
 from stackctl.release.part import Part

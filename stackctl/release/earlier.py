@@ -7,10 +7,9 @@ from pathlib import Path
 
 from stackctl.errors import InputError, StackctlError
 from stackctl.model.ids import CommitId
-from stackctl.model.lock import FILE_NAME as LOCK_FILE
 from stackctl.model.lock import Content, parse_lock
-from stackctl.model.series import FILE_NAME as SERIES_FILE
 from stackctl.model.series import decode, parse_series
+from stackctl.project import LOCK_FILE, SERIES_FILE
 from stackctl.release.fragments import FOLDER, fragment_id
 from stackctl.release.message import REF
 from stackctl.release.proof import Proof, Repository

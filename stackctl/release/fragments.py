@@ -22,17 +22,15 @@ from stackctl.model.fields import (
     Kind,
     Many,
     Record,
-    Report,
     Text,
     key,
     read_record,
-    refuse_newer,
     show,
 )
-from stackctl.model.series import decode, parse_toml
+from stackctl.model.series import decode, toml_report
 
 if TYPE_CHECKING:
-    from stackctl.model.positions import Positions
+    pass
 
 SCHEMA: Final = 1
 """Newest version of the format that this code reads."""
@@ -250,29 +248,15 @@ def parse_fragment(data: bytes, file: str) -> Fragment:
     """
     identifier = os.path.basename(file).removesuffix(".toml")
     text = decode(data, file)
-    document = parse_toml(text, file)
-
-    def positions() -> "Positions":
-        from stackctl.model.positions import Positions  # only for messages
-
-        return Positions(text)
-
-    refuse_newer(
-        document.get("schema"),
-        SCHEMA,
+    report = toml_report(
+        text,
         file,
-        line=lambda: positions().line(("schema",)),
-    )
-    report = Report(
-        file,
-        document,
+        schema=SCHEMA,
         kind="bad-fragment",
         hint="docs/release.md describes every key of a fragment",
-        toml=True,
-        positions=positions,
     )
     extra = {"id": identifier, "data": data}
-    fragment = read_record(FRAGMENT, document, report.top, extra=extra)
+    fragment = read_record(FRAGMENT, report.document, report.top, extra=extra)
     if isinstance(fragment, Fragment) and fragment.corrects == identifier:
         (report.top / "corrects").problem("a fragment cannot correct itself")
     report.raise_problems()

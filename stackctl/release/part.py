@@ -12,7 +12,7 @@ from typing import Final
 
 from stackctl.cache import Cache
 from stackctl.compose.context import Context
-from stackctl.compose.lock import make_lock
+from stackctl.compose.lock import make_lock, project_lock
 from stackctl.compose.model import Composition
 from stackctl.compose.pins import Pins
 from stackctl.compose.resolutions import FOLDER as RESOLUTIONS
@@ -21,13 +21,12 @@ from stackctl.errors import InputError, StackctlError
 from stackctl.fsutil import read_regular
 from stackctl.image.transport import Transport
 from stackctl.model.ids import CommitId
-from stackctl.model.lock import FILE_NAME as LOCK_FILE
 from stackctl.model.lock import MAX_BYTES as MAX_LOCK
-from stackctl.model.lock import Content, difference, parse_lock
-from stackctl.model.series import FILE_NAME as SERIES_FILE
+from stackctl.model.lock import Content, difference
 from stackctl.model.series import MAX_BYTES as MAX_SERIES
 from stackctl.model.series import Series
 from stackctl.progress import SILENT, Progress
+from stackctl.project import LOCK_FILE, SERIES_FILE
 from stackctl.release.authors import authors_by_set
 from stackctl.release.changes import Changes, check_changes
 from stackctl.release.earlier import Earlier, earlier_releases
@@ -123,14 +122,7 @@ class Part:
     def _composed(self) -> Composition:
         """Compose by both routes, and insist on the lock."""
         path = self.series.root / LOCK_FILE
-        if not path.exists():
-            raise InputError(
-                f"{path} does not exist",
-                kind="no-lock",
-                hint="make it: stackctl lock",
-                where={"file": str(path)},
-            )
-        locked = parse_lock(read_regular(path, MAX_LOCK), file=str(path))
+        locked = project_lock(self.series.root)
         composition, made = make_lock(
             self.series, self.cache, offline=self.offline, progress=self.progress
         )

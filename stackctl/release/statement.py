@@ -19,10 +19,9 @@ from stackctl.compose.plan import select
 from stackctl.compose.resolutions import FOLDER as RESOLUTIONS
 from stackctl.model.canonical import canonical_file
 from stackctl.model.ids import CommitId
-from stackctl.model.lock import FILE_NAME as LOCK_FILE
 from stackctl.model.lock import Content, composition_id
-from stackctl.model.series import FILE_NAME as SERIES_FILE
 from stackctl.model.series import GitBase, PatchSet, PypiBase, Series
+from stackctl.project import LOCK_FILE, SERIES_FILE
 from stackctl.release.fragments import FOLDER as CHANGES
 from stackctl.release.message import TAGS
 from stackctl.release.proof import COMPONENTS

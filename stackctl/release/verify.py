@@ -25,11 +25,10 @@ from stackctl.image.transport import Transport
 from stackctl.model.canonical import canonical_file, loads_strict
 from stackctl.model.fields import escape
 from stackctl.model.ids import CommitId
-from stackctl.model.lock import FILE_NAME as LOCK_FILE
 from stackctl.model.lock import Content, Lock, difference, parse_lock
-from stackctl.model.series import FILE_NAME as SERIES_FILE
 from stackctl.model.series import ArchiveBase, PathBase, Series, load_series
 from stackctl.progress import SILENT, Progress
+from stackctl.project import LOCK_FILE, SERIES_FILE
 from stackctl.release.authors import authors_by_set
 from stackctl.release.changes import Changes, check_changes, composed_sets
 from stackctl.release.cut import check_name, component_line, set_lines

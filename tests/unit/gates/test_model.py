@@ -71,7 +71,6 @@ def test_a_gate_is_read_with_its_defaults(tmp_path):
         ("torch>=2.11", "torch==1.*.2", "a package with its versions"),
         ('kind = "compile"', 'kind = "tests"', "needs the table [tests]"),
         ('kind = "compile"', 'kind = "kernel"\nunits = 2', "runs alone"),
-        ("schema = 1", "schema = 2", "the number 1"),
         (
             "[limits]",
             '[rule]\nstatistic = "counts"\nengaged = ["onn"]\n[limits]',
@@ -93,6 +92,13 @@ def test_a_bad_gate_is_refused_with_its_line(tmp_path, old, new, words):
     assert error.value.exit_code == 3
     assert error.value.kind == "bad-gate"
     assert error.value.where["file"] == str(tmp_path / "a-gate.toml")
+
+
+def test_a_gate_of_a_newer_stackctl_asks_for_that(tmp_path):
+    with pytest.raises(InputError, match="schema = 2, but this stackctl") as error:
+        load(tmp_path, GOOD.replace("schema = 1", "schema = 2", 1))
+    assert error.value.kind == "schema-too-new"
+    assert error.value.hint == "install a newer stackctl"
 
 
 def test_a_bad_file_name_is_refused(tmp_path):

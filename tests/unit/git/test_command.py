@@ -51,9 +51,8 @@ def test_the_environment_is_a_fixed_list(
 
 
 def test_no_configuration_of_the_user_is_read(hostile: Path, tmp_path: Path) -> None:
-    spoilt = subprocess.run(
-        ["git", "config", "--get", "diff.noprefix"], capture_output=True, check=True
-    )
+    question = ["git", "config", "--get", "diff.noprefix"]
+    spoilt = subprocess.run(question, cwd=tmp_path, capture_output=True, check=True)
     assert spoilt.stdout == b"true\n"
     names = HermeticGit().run("config", "--list", "--name-only").decode().split()
     allowed = {option.split("=")[0].lower() for option in command._OPTIONS}
