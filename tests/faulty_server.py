@@ -76,6 +76,8 @@ class Script:
     cached: int = 0
     ready_after: int = 0  # looks at /v1/models that are answered 503
     exit_after: int | None = None  # requests after which the process ends
+    says: list[str] = field(default_factory=list)  # written at the start, one by one
+    forks: list[float | str | None] = field(default_factory=list)  # look by look
 
 
 class Server:
@@ -87,7 +89,7 @@ class Server:
         self.seen: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.running = self.waiting = self.steps = self.finished = 0
-        self.generated = self.prompted = self.looks = 0
+        self.generated = self.prompted = self.looks = self.pages = 0
         self.reply: Callable[[str], str] | None = None  # answers a prompt
         self._slots: asyncio.Semaphore | None = None
         self._alone: Any = None
@@ -179,6 +181,15 @@ class Server:
             f"vllm:iteration_tokens_total_count {self.steps}",
             f"vllm:iteration_tokens_total_sum {self.generated}",
         ]
+        if script.forks:
+            forks = script.forks[min(self.pages, len(script.forks) - 1)]
+            self.pages += 1
+            if forks is not None:
+                lines += [
+                    "# TYPE faulty:forks counter",
+                    f'faulty:forks_total{{kind="side",rank="0"}} {forks}',
+                    'faulty:forks_total{kind="main",rank="0"} 7',
+                ]
         return "\n".join(lines) + "\n"
 
     async def _complete(
@@ -345,6 +356,8 @@ def faulty_server(script: Script | None = None) -> Iterator[Server]:
 
 async def serve(port: int, script: Script) -> None:
     """Serve until the process is ended."""
+    for text in script.says:
+        print(text, end="", flush=True)
     server = await Server(script).start(port)
     async with server:
         await server.serve_forever()

@@ -15,7 +15,7 @@ GPU = ({"uuid": "GPU-1", "throttled": False},)
 
 KERNEL = Rule(statistic="paired-log-ratio")
 GAIN = Claim(name="gain", cell="c", arm="on", against="base", margin=0.08)
-SERVING = Rule(statistic="paired-log-ratio", blocks=True)
+SERVING = Rule(statistic="paired-log-ratio", blocks=True, engaged=("on",))
 LOSS = Claim(
     name="loss",
     cell="c8:steps_per_s",
@@ -24,7 +24,9 @@ LOSS = Claim(
     better="higher",
     margin=-0.02,
 )
-ACCURACY = Rule(statistic="paired-difference", blocks=True, pairs=1, looks=1)
+ACCURACY = Rule(
+    statistic="paired-difference", blocks=True, pairs=1, looks=1, engaged=("on",)
+)
 RIGHT = Claim(name="right", arm="on", against="base", better="higher", margin=-0.05)
 
 
@@ -75,6 +77,21 @@ def kernel(ratio, pairs=9, noise=0.004, seed=1, rounds=2, **changed):
     return evidence("kernel", KERNEL, units, **changed)
 
 
+def engagement(arm, **seen):
+    """What a unit saw of features: by default of one, which is on in `on` only."""
+    seen = seen or {"fork": int(arm == "on")}
+    return {
+        arm: {
+            "expected": len(seen) if arm == "on" else 0,
+            "counted": sum(bool(number) for number in seen.values()),
+            "features": [
+                {"feature": name, "by": "log", "seen": number}
+                for name, number in seen.items()
+            ],
+        }
+    }
+
+
 def serving(ratio, blocks=9, noise=0.004, seed=1, rule=SERVING, **cell):
     """Evidence of a serving gate: the arm has `ratio` times the rate."""
     draw = random.Random(seed)
@@ -83,7 +100,8 @@ def serving(ratio, blocks=9, noise=0.004, seed=1, rule=SERVING, **cell):
     for slot in plan.slots[: 3 * blocks]:
         rate = 50 * (ratio if slot.arms == ("on",) else 1) * (1 + draw.gauss(0, noise))
         found = {"steps_per_s": rate, "requests": 20, "problems": []} | cell
-        units.append(unit(slot.unit, {"cells": {"c8": found}}))
+        shown = engagement(slot.arms[0])
+        units.append(unit(slot.unit, {"cells": {"c8": found}}, engagement=shown))
     return evidence("serving", rule, units)
 
 
@@ -101,6 +119,13 @@ def accuracy(items, on=(), base=(), again=None, result="fail"):
     """Evidence of an accuracy gate: the items that each arm gets wrong."""
     again = base if again is None else again
     runs = [answers(items, base), answers(items, on, result), answers(items, again)]
-    return evidence(
-        "accuracy", ACCURACY, [unit(n, samples) for n, samples in enumerate(runs)]
-    )
+    return asked(runs)
+
+
+def asked(runs):
+    """Evidence of an accuracy gate from the samples of base, on, base."""
+    units = [
+        unit(n, samples, engagement=engagement("on" if n == 1 else "base"))
+        for n, samples in enumerate(runs)
+    ]
+    return evidence("accuracy", ACCURACY, units)

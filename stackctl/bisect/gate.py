@@ -19,7 +19,7 @@ from stackctl.bisect.model import Answer, Probe
 from stackctl.bisect.stack import Place
 from stackctl.errors import ExitCode, StackctlError
 from stackctl.gates.arms import ComposedTrees, Found, files_below
-from stackctl.gates.evidence import EXTERNAL
+from stackctl.gates.evidence import CANDIDATE, EXTERNAL
 from stackctl.gates.here import Here
 from stackctl.gates.model import ArmSpec, Gate
 from stackctl.gates.process import Stopped
@@ -243,10 +243,15 @@ class GateEvaluator:
             self._tests,
             self._package,
         )
+        tried = f"tree:{TreeId(probe.tree)}"
+        if self._gate.kind in ("serving", "accuracy"):
+            # It may lack any feature, and the good end may have it: what is asked is
+            # whether it is worse, not whether one was on.
+            tried = CANDIDATE
         specs = {
             name: spec
             if spec.tree in ("base", EXTERNAL)
-            else ArmSpec(tree=f"tree:{TreeId(probe.tree)}", env=spec.env)
+            else ArmSpec(tree=tried, env=spec.env)
             for name, spec in self._gate.arms.items()
         }
         runs = self._state / "runs" / str(worker)

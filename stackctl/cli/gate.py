@@ -123,6 +123,7 @@ def register(app: typer.Typer) -> None:
         """
         from stackctl.gates.asked import Askers, askers
         from stackctl.gates.bound import lacking
+        from stackctl.gates.kinds.served import shown_by, unshown
         from stackctl.gates.model import load_gates
 
         project, series = session.project, session.series
@@ -138,18 +139,24 @@ def register(app: typer.Typer) -> None:
             if name not in gates:
                 entries.append(
                     {"name": name, "kind": None, "title": "", **roles, "arms": []}
-                    | {"can_run": False, "missing": [f"no ci/gates/{name}.toml"]}
+                    | {
+                        "unshown": [],
+                        "can_run": False,
+                        "missing": [f"no ci/gates/{name}.toml"],
+                    }
                 )
                 continue
             found = gates[name]
             missing = [*lacking(project, found, series), *here.missing(found)]
             arms = [
                 {"name": arm, "tree": spec.tree, "env": dict(spec.env)}
+                | {"engagement": shown_by(found, arm)}
                 for arm, spec in found.arms.items()
             ]
             entries.append(
                 {"name": name, "kind": found.kind, "title": found.title, **roles}
-                | {"arms": arms, "can_run": not missing, "missing": missing}
+                | {"arms": arms, "unshown": unshown(found)}
+                | {"can_run": not missing, "missing": missing}
             )
         return Outcome({"gates": entries}, lambda: _listing(entries))
 
@@ -343,7 +350,15 @@ def _listing(entries: list[dict[str, Any]]) -> list[str]:
             entry["name"],
             entry["kind"] or "not defined",
             who_asks(entry["required"], entry["advisory"], sets),
-            "yes" if entry["can_run"] else "no: " + "; ".join(entry["missing"]),
+            "; ".join(
+                [
+                    "yes" if entry["can_run"] else "no: " + "; ".join(entry["missing"]),
+                    *(
+                        f"not-tested in any case: nothing shows what {arm} has on"
+                        for arm in entry["unshown"]
+                    ),
+                ]
+            ),
         ]
         for entry in entries
     ]

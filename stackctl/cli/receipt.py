@@ -294,6 +294,8 @@ def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
             Part("claims", header, [_claim(claim, better) for claim in claims])
         )
     parts.append(_units(receipt))
+    if shown := _engagement(receipt):
+        parts.append(Part("engagement", ("arm", "what", "seen in each unit"), shown))
     parts.append(
         Part(
             "bound files",
@@ -356,6 +358,30 @@ def _units(receipt: "Receipt") -> Part:
             title = f"units (decided at look {look} of {len(looks)})"
     header = ("unit", "block", "arms", "exit", "s", "load", "problems")
     return Part(title, header, rows)
+
+
+def _engagement(receipt: "Receipt") -> list[list[str]]:
+    """Return what each unit saw of the features of its arms."""
+    seen: dict[tuple[str, str], list[str]] = {}
+    for unit in receipt.evidence().units:
+        for arm, found in sorted(unit.engagement.items()):
+            table_ = found if isinstance(found, Mapping) else {}
+            features = table_.get("features")
+            if not isinstance(features, list):
+                counted = f"{table_.get('counted')} of {table_.get('expected')}"
+                nodes = table_.get("captured_nodes")
+                if nodes is not None:
+                    counted += f" ({nodes} graph nodes)"
+                seen.setdefault((arm, "counter"), []).append(counted)
+                continue
+            for item in features:
+                feature = item if isinstance(item, Mapping) else {}
+                figure = feature.get("seen")
+                what = f"{feature.get('feature')} ({feature.get('by')})"
+                seen.setdefault((arm, what), []).append(
+                    "not known" if figure is None else str(figure)
+                )
+    return [[arm, what, ", ".join(all_)] for (arm, what), all_ in seen.items()]
 
 
 def _scope(scope: Any) -> list[list[str]]:

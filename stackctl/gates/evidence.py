@@ -30,6 +30,10 @@ EXTERNAL: Final = "external"
 """Definition of an arm that is no tree of ours: a server at a URL."""
 
 
+CANDIDATE: Final = "candidate"
+"""Definition of an arm that a bisection tries: a tree, whatever features it has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One side of a comparison.

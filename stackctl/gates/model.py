@@ -24,11 +24,11 @@ from stackctl.model.fields import (
     Choice,
     Inside,
     Integer,
-    Kind,
     Many,
     Names,
     Record,
     Text,
+    Value,
     key,
     nearest,
     read_record,
@@ -77,22 +77,6 @@ _REQUIREMENT = Text(
 _COMMAND = Text("a program's name without a folder", r"[A-Za-z0-9._+-]+")
 _MODEL = Text("words of a GPU's name", r"[A-Za-z0-9]+(?:[ -][A-Za-z0-9]+)*")
 _FILE = Inside()
-
-
-class Value(Kind):
-    """What an environment variable is set to; may be empty."""
-
-    words = "a text of one line, which may be empty"
-
-    def read(self, value: object, at: At) -> Any:
-        """Return the text, or INVALID after recording a problem."""
-        if not isinstance(value, str) or not re.fullmatch(r"[^\x00-\x1f\x7f]*", value):
-            return at.wrong(self.words, value)
-        return value
-
-    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
-        """Return the JSON schema."""
-        return {"type": "string"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -475,6 +459,7 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
         if kind in IN_A_TREE and getattr(arm, "tree", None) == EXTERNAL:
             place = at / "arms" / name / "tree"
             place.problem(f'{place} is "{EXTERNAL}", and kind "{kind}" needs a tree')
+    _check_engagement(values, arms, at)
     for name in ("arguments", "pythonpath"):
         for n, text in enumerate(values.get(name, ())):
             for found in placeholders(text):
@@ -488,6 +473,58 @@ def _check_gate(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
                     (at / name / n).problem(
                         f"unknown placeholder `{{{found}}}`{nearest(found, known)}"
                     )
+
+
+def _check_engagement(
+    values: Mapping[str, Any], arms: Mapping[str, Any], at: At
+) -> None:
+    """Check what a gate of servers says of the features of its arms."""
+    kind = values.get("kind")
+    plan = values.get("serving") or values.get("accuracy")
+    if plan is None or kind not in ("serving", "accuracy"):
+        return
+    rule, claims = values.get("rule"), values.get("claims", ())
+    if getattr(rule, "captured", ()):
+        (at / "rule" / "captured").problem(
+            f'`captured` does not go with kind "{kind}": no server tells how many '
+            "nodes its graphs have"
+        )
+    reference = next((claim.against for claim in claims if claim.against), None)
+    engaged = getattr(rule, "engaged", ())
+    seen: set[tuple[str, str]] = set()
+    for n, sign in enumerate(plan.engagement):
+        place = at / kind / "engagement" / n
+        if sign.arm not in arms:
+            (place / "arm").problem(
+                f"{place} names no arm {show(sign.arm)}"
+                f"{nearest(sign.arm, sorted(arms))}"
+            )
+        elif sign.arm == reference:
+            (place / "arm").problem(
+                f"{place}: {sign.arm} is the reference arm, which has no feature"
+            )
+        elif rule is not None and sign.arm not in engaged:
+            (place / "arm").problem(
+                f"{place}: `engaged` in [rule] does not name the arm {sign.arm}"
+            )
+        if (sign.arm, sign.feature) in seen:
+            (place / "feature").problem(
+                f"{place}: {sign.feature} of the arm {sign.arm} is declared twice"
+            )
+        seen.add((sign.arm, sign.feature))
+        if sign.log is not None and (
+            not plan.server or getattr(arms.get(sign.arm), "tree", None) == EXTERNAL
+        ):
+            (place / "log").problem(
+                f"{place}: what a server at an address writes cannot be read; declare "
+                "a `metric`"
+            )
+    for n, name in enumerate(engaged):
+        if name in arms and not any(sign.arm == name for sign in plan.engagement):
+            (at / "rule" / "engaged" / n).problem(
+                f"`engaged` names {name}, and no [[{kind}.engagement]] says what its "
+                "server shows"
+            )
 
 
 def _claimable(values: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,15 @@ from stackctl.fsutil import read_regular, sha256_of_file, write_atomic
 from stackctl.gates.arms import Found, Trees
 from stackctl.gates.asked import sets_asking
 from stackctl.gates.bound import bound_files
-from stackctl.gates.evidence import Arm, Evidence, Schedule, Slot, Unit, from_document
+from stackctl.gates.evidence import (
+    EXTERNAL,
+    Arm,
+    Evidence,
+    Schedule,
+    Slot,
+    Unit,
+    from_document,
+)
 from stackctl.gates.here import Here
 from stackctl.gates.hosts import (
     Executor,
@@ -38,6 +46,7 @@ from stackctl.gates.hosts import (
     unit_folder,
     versions,
 )
+from stackctl.gates.kinds.served import at_addresses
 from stackctl.gates.last_words import LastWords, last_words
 from stackctl.gates.model import IN_A_TREE, Gate
 from stackctl.gates.rule.decide import decide
@@ -224,8 +233,12 @@ class Engine:
             specs: Its arms, or others in their place.
         """
         arms = {}
+        elsewhere = at_addresses(gate, self.here)
         with self.lock:
             for name, spec in specs.items():
+                if name in elsewhere:  # nobody vouches for what is asked there
+                    arms[name] = Arm(None, None, EXTERNAL)
+                    continue
                 found: Found = self.trees.find(spec.tree)
                 if found.tree is None and gate.kind in IN_A_TREE:
                     raise UsageError(
@@ -611,14 +624,17 @@ class Engine:
             blocks[slot.block] = blocks.get(slot.block, True) and there
         pairs = sum(blocks.values())
         started = {s.block for s in plan.schedule.slots if s.unit in units}
-        if pairs not in plan.schedule.looks[:-1] or len(started) != pairs:
+        # Where the features are off in the first pair, all others are no use.
+        early = pairs == 1 and bool(plan.gate.rule.engaged)
+        looks = plan.schedule.looks[:-1]
+        if (pairs not in looks and not early) or len(started) != pairs:
             return False
         evidence = self._evidence(plan, units, [])
         try:
             decision = decide(plan.gate.rule, plan.gate.claims, evidence)
         except UsageError:  # no statistics here: runs to the end
             return False
-        return decision.final
+        return decision.final if pairs in looks else decision.verdict == "not-tested"
 
     def _verify(self, plan: _Plan, host: Host) -> list[str]:
         """Check that what was measured is what the run is bound to."""

@@ -362,6 +362,20 @@ class Text(Kind):
         return schema
 
 
+class Value(Kind):
+    """A text of one line that may be empty: what something is set to."""
+
+    words = "a text of one line, which may be empty"
+
+    def read(self, value: object, at: At) -> Any:
+        if not isinstance(value, str) or not re.fullmatch(r"[^\x00-\x1f\x7f]*", value):
+            return at.wrong(self.words, value)
+        return value
+
+    def schema(self, definitions: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "string"}
+
+
 class Inside(Text):
     """A relative path that stays inside its folder; read as its normal form."""
 

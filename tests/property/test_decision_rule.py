@@ -13,6 +13,7 @@ from rules import (
     ON,
     RIGHT,
     answers,
+    asked,
     evidence,
     unit,
 )
@@ -216,7 +217,7 @@ def test_tango_contains_the_difference_and_grows_with_confidence(cells, confiden
 )
 def test_too_few_items_never_qualify(items, wrong, other):
     runs = [answers(items, other), answers(items, wrong), answers(items, other)]
-    seen = evidence("accuracy", ACCURACY, [unit(n, r) for n, r in enumerate(runs)])
+    seen = asked(runs)
     assert decide(ACCURACY, [RIGHT], seen).verdict != "qualified"
 
 

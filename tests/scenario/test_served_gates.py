@@ -5,17 +5,21 @@ import json
 from pathlib import Path
 
 import pytest
+from faulty_server import Script, faulty_server
 from faulty_server import __file__ as FAULTY
 from gating import gate_project, processes_of
 from support import Project, run
 
-# A server that is slow where the patch is in its tree.
+SAYS = "INFO line ten is served slowly."
+
+# A server that is slow where the patch is in its tree, and says so there.
 LAUNCH = f"""\
 import json, os, sys
 tree, port, script = sys.argv[1:]
 script = json.loads(script)
 slow = "line ten" in open(tree + "/pkg/core.py").read()
-script["gap_s"] = 0.1 if slow else 0.002
+script["gap_s"] = 0.1 if slow else script.pop("gap_s", 0.002)
+script.setdefault("says", [{SAYS!r} + "\\n"] if slow else [])
 os.execv(sys.executable, [
     sys.executable, {FAULTY!r}, "--port", port, "--script", json.dumps(script)
 ])
@@ -33,6 +37,7 @@ statistic = "paired-log-ratio"
 blocks = true
 pairs = 6
 looks = 1
+engaged = ["on"]
 control_confidence = 0.999
 host_load_limit = 100.0
 load_imbalance_limit = 100.0
@@ -50,6 +55,10 @@ lag_milliseconds = 60_000
 fill_percent = 20
 warmup = 0
 drain_seconds = {drain}
+[[serving.engagement]]
+arm = "on"
+feature = "line-ten"
+log = "line ten is * slowly"
 [[serving.cell]]
 concurrency = 2
 context = 32
@@ -69,6 +78,7 @@ statistic = "paired-difference"
 blocks = true
 pairs = 1
 looks = 1
+engaged = ["on"]
 [[claim]]
 name = "right"
 arm = "on"
@@ -77,6 +87,10 @@ better = "higher"
 margin = -0.05
 [accuracy]
 server = ["{{python}}", "{{project}}/launch.py", "{{tree}}", "{{port}}", '{script}']
+[[accuracy.engagement]]
+arm = "on"
+feature = "line-ten"
+log = "line ten is * slowly"
 [[accuracy.set]]
 kind = "ledger"
 items = 4
@@ -118,6 +132,9 @@ def test_a_planted_slowdown_is_refused_and_the_control_passes(project) -> None:
     text = receipt.read_text()
     assert str(project.folder) not in text and "127.0.0.1" not in text
     assert '"tokens_per_s"' in text and '"ttft_ns"' in text
+    shown = run("receipt", "show", str(receipt), cwd=project.folder).out
+    assert f"on    line-ten (log)  {', '.join(['1'] * 6)}" in shown
+    assert f"base  line-ten (log)  {', '.join(['0'] * 12)}" in shown
     checked = run("receipt", "verify", str(receipt), "--json", cwd=project.folder)
     assert checked.code == 0, checked.json
 
@@ -129,6 +146,76 @@ def test_a_busy_server_is_refused(project) -> None:
     assert "busy server" in json.dumps(done.json["reasons"])
     assert done.json["units"] == 1
     assert processes_of(project.folder) == []
+
+
+@pytest.mark.parametrize(("name", "units"), [("speed", 3), ("answers", 3)])
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ([], 'line-ten never engaged in the arm "on": no line of its server says so'),
+        ([SAYS], 'line-ten engaged in the reference arm "base" as well'),
+    ],
+)
+def test_a_feature_that_is_off_or_on_in_both_arms_is_not_tested(
+    project, name, units, says, why
+) -> None:
+    add(project, "speed", SERVING, says=says)
+    add(project, "answers", ACCURACY, says=says, tokens=["ANSWER: 1"])
+    done = gate(project, name)
+    assert (done.code, done.json["verdict"]) == (8, "not-tested"), done.json
+    assert done.json["units"] == units  # not six blocks: nothing would come of them
+    assert why in done.json["reasons"][0]
+    receipt = project.folder / done.json["receipt"]
+    checked = run("receipt", "verify", str(receipt), "--json", cwd=project.folder)
+    assert checked.code == 0, checked.json
+
+
+def test_a_composed_server_that_declares_nothing_is_not_tested(project) -> None:
+    text = SERVING.replace('engaged = ["on"]\n', "").replace(
+        '[[serving.engagement]]\narm = "on"\nfeature = "line-ten"\n'
+        'log = "line ten is * slowly"\n',
+        "",
+    )
+    add(project, "speed", text)
+    add(project, "fine", SERVING)
+    listed = run("gate", "list", "--json", cwd=project.folder).json["gates"]
+    found = {entry["name"]: entry for entry in listed}
+    assert (found["speed"]["unshown"], found["fine"]["unshown"]) == (["on"], [])
+    assert found["fine"]["arms"][1]["engagement"] == [
+        {"arm": "on", "feature": "line-ten", "log": "line ten is * slowly"}
+    ]
+    words = run("gate", "list", cwd=project.folder).out
+    assert words.count("not-tested in any case: nothing shows what on has on") == 1
+    done = gate(project, "speed")
+    assert (done.code, done.json["verdict"]) == (8, "not-tested")
+    assert "declare in [[serving.engagement]]" in done.json["reasons"][0]
+
+
+def test_servers_at_addresses_are_no_trees_of_ours(project) -> None:
+    """Whatever the gate has in their place: nobody vouches for what they run."""
+    add(project, "speed", SERVING)
+    with (
+        faulty_server(Script(gap_s=0.002)) as base,
+        faulty_server(Script(gap_s=0.002, forks=list(range(1000)))) as on,
+    ):
+        urls = [f"{n}=http://127.0.0.1:{s.port}/v1" for n, s in (("base", base),)]
+        urls.append(f"on=http://127.0.0.1:{on.port}/v1")
+        path = project.folder / "ci/gates/speed.toml"
+        text = path.read_text()
+        asked = gate(project, "speed", "--base-url", " ".join(urls))
+        path.write_text(
+            text.replace(
+                'log = "line ten is * slowly"', 'metric = "faulty:forks_total"'
+            )
+        )
+        shown = gate(project, "speed", "--base-url", " ".join(urls))
+    assert (asked.code, asked.json["verdict"]) == (8, "not-tested")
+    assert "what a server at an address writes" in asked.json["reasons"][0]
+    assert (shown.code, shown.json["verdict"]) == (7, "insufficient-evidence")
+    assert "nothing binds the arm" in json.dumps(shown.json["reasons"])
+    receipt = json.loads((project.folder / shown.json["receipt"]).read_bytes())
+    for arm in receipt["predicate"]["bound"]["arms"].values():
+        assert (arm["definition"], arm["tree"]) == ("external", None)
 
 
 def test_few_equal_answers_decide_nothing(project) -> None:
@@ -158,6 +245,7 @@ def test_a_bad_address_is_refused_before_anything_runs(
 ) -> None:
     project = gate_project(tmp_path / "project")
     text = SERVING.format(script="{}", drain=1)
+    text = text.replace('log = "line ten is * slowly"', 'metric = "lines_total"')
     lines = [line for line in text.splitlines() if not line.startswith("server =")]
     (project.folder / "ci/gates/url.toml").write_text("\n".join(lines))
     done = run(

@@ -2,8 +2,10 @@
 """A real server with a real (tiny, random) model: llama.cpp's."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from support import ROOT
 
 from stackctl.gates.accuracy.plan import AccuracyPlan, PromptSet
 from stackctl.gates.accuracy.unit import measure as measure_answers
-from stackctl.gates.serving.plan import Cell, ServingPlan
+from stackctl.gates.serving.plan import Cell, ServingPlan, Sign
 from stackctl.gates.serving.unit import Target, measure
 
 pytestmark = pytest.mark.tools
@@ -82,6 +84,46 @@ def test_one_start_is_measured(target: Target, log: Callable[[], str]) -> None:
     # Four requests share a step of the engine.
     four = answer["samples"]["cells"][cells[1].name]
     assert four["tokens_per_s"] > 2 * four["steps_per_s"]
+
+
+def test_features_of_a_real_server_are_shown(
+    target: Target, log: Callable[[], str], tmp_path: Path
+) -> None:
+    """A tree with a note and pauses, by its output and by the server's own counter."""
+    tree = tmp_path / "tree"
+    shutil.copytree(FOLDER, tree)
+    (tree / "NOTE.txt").write_text("Nothing that runs has changed.\n")
+    (tree / "options.txt").write_text("--pause-ms 1\n")
+    signs = (
+        Sign(arm="on", feature="note", log="Nothing that runs has changed."),
+        Sign(arm="on", feature="slow", log="Stopped for * of every * ms."),
+        Sign(arm="on", feature="steps", metric="llamacpp:n_decode_total"),
+        Sign(arm="on", feature="none", metric="llamacpp:no_such_total"),
+    )
+    plan = ServingPlan(
+        **COMMON,
+        cells=(Cell(concurrency=1, context=64, output=40, requests=1),),
+        metrics="none",
+        warmup=0,
+        probe_factor=1000,
+        lag_milliseconds=60_000,
+        engagement=signs,
+    )
+
+    def seen(arm: str, tree: Path) -> dict[str, float]:
+        values = {**target.values, "tree": str(tree)}
+        folder = tmp_path / arm
+        where = replace(target, arm=arm, reference="base", values=values, folder=folder)
+        answer = measure(plan, where)
+        assert "stop" not in answer, (answer, (folder / "server.log").read_text())
+        found = answer["engagement"][arm]["features"]
+        return {item["feature"]: item["seen"] for item in found}
+
+    on, base = seen("on", tree), seen("base", FOLDER)
+    assert (on["note"], on["slow"], on["none"]) == (1, 1, 0)
+    # Every token is a step; the probes of an idle server are among them.
+    assert on["steps"] >= 40 and base["steps"] >= 40
+    assert (base["note"], base["slow"], base["none"]) == (0, 0, 0)
 
 
 def test_random_letters_are_no_answers(target: Target, log: Callable[[], str]) -> None:

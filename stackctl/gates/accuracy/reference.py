@@ -7,7 +7,7 @@ python -m stackctl.gates.accuracy.reference
 import sys
 
 from stackctl.gates.accuracy.plan import AccuracyPlan, PromptSet
-from stackctl.gates.serving.plan import Cell, ServingPlan
+from stackctl.gates.serving.plan import Cell, ServingPlan, Sign
 from stackctl.model.schema import key_table
 
 HEADING = "## Keys\n\n"
@@ -20,6 +20,7 @@ def reference() -> str:
         (
             key_table("`[serving]`", ServingPlan),
             key_table("`[[serving.cell]]`", Cell),
+            key_table("`[[serving.engagement]]`, `[[accuracy.engagement]]`", Sign),
             key_table("`[accuracy]`", AccuracyPlan),
             key_table("`[[accuracy.set]]`", PromptSet),
         )

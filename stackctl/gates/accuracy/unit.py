@@ -22,6 +22,7 @@ from stackctl.gates.serving.client import (
     need_http,
     served_model,
 )
+from stackctl.gates.serving.engagement import Watch
 from stackctl.gates.serving.server import Server, ready
 from stackctl.gates.serving.unit import (
     Target,
@@ -29,6 +30,8 @@ from stackctl.gates.serving.unit import (
     root_of,
     stop,
     unanswered,
+    watch,
+    with_engagement,
 )
 from stackctl.progress import SILENT, Progress
 
@@ -91,11 +94,15 @@ def measure(
     target.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         base_url, server = open_server(stack, plan.server, target)
+        watched = watch(plan, target, base_url)
         try:
-            return asyncio.run(_measure(plan, target, base_url, server, sets, progress))
+            answer = asyncio.run(
+                _measure(plan, target, base_url, server, sets, watched, progress)
+            )
         except InputError as error:
             # A server that does not come up says nothing about its answers.
             return unanswered(error, server, progress)
+    return with_engagement(answer, watched, target, server)
 
 
 async def _measure(
@@ -104,6 +111,7 @@ async def _measure(
     base_url: str,
     server: Server | None,
     sets: dict[str, list[Item]],
+    watched: Watch,
     progress: Progress,
 ) -> dict[str, Any]:
     limits = Limits(
@@ -117,7 +125,9 @@ async def _measure(
             client, root_of(base_url) + plan.ready_path, plan.ready_seconds, server
         )
         model = target.served_model or await served_model(client, limits)
+        await watched.begin(client)
         answers = await _ask_all(client, plan, model, items, limits, progress)
+        await watched.end(client)
     digests = {name: digest(made) for name, made in sets.items()}
     bad = [
         f"{item.id}: {reason}"

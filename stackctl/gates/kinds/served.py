@@ -12,11 +12,12 @@ from string import Formatter
 from typing import Any, Final
 
 from stackctl.errors import UsageError
+from stackctl.gates.evidence import EXTERNAL
 from stackctl.gates.here import Here
 from stackctl.gates.kinds import Place, given_answer
 from stackctl.gates.kinds.image import PACKAGE_ROOT
 from stackctl.gates.model import Gate
-from stackctl.model.fields import nearest, show
+from stackctl.model.fields import nearest, show, write_record
 
 KEY_VARIABLE: Final = "STACKCTL_GATE_API_KEY"
 """The one secret that is passed on: the API key of the server that is asked."""
@@ -125,6 +126,37 @@ def project_files(template: Sequence[str]) -> list[str]:
     ]
 
 
+def unshown(gate: Gate) -> list[str]:
+    """Return the arms that change something and declare nothing that shows it.
+
+    Args:
+        gate: A gate; only those that ask servers have such arms.
+    """
+    plan = gate.serving or gate.accuracy
+    if plan is None:
+        return []
+    shown = {sign.arm for sign in plan.engagement}
+    return [
+        name
+        for name, arm in gate.arms.items()
+        if name not in shown
+        and arm.tree != EXTERNAL
+        and (arm.tree != "base" or arm.env)
+    ]
+
+
+def shown_by(gate: Gate, arm: str) -> list[dict[str, Any]]:
+    """Return what a gate declares to show the features of an arm, as JSON.
+
+    Args:
+        gate: A gate.
+        arm: Name of the arm.
+    """
+    plan = gate.serving or gate.accuracy
+    signs = () if plan is None else plan.engagement
+    return [write_record(sign, sparse=True) for sign in signs if sign.arm == arm]
+
+
 def by_arm(value: str) -> dict[str, str]:
     """Return what `VALUE` or `ARM=VALUE ARM=VALUE` means.
 
@@ -138,6 +170,20 @@ def by_arm(value: str) -> dict[str, str]:
     if not found or not all(found):
         return {"": value}
     return {match[1]: match[2] for match in found if match is not None}
+
+
+def at_addresses(gate: Gate, here: Here) -> set[str]:
+    """Return the arms whose servers the user named, and that are no tree of ours.
+
+    Args:
+        gate: The gate.
+        here: What the user named.
+    """
+    value = here.parameters.get("base-url")
+    if not value or (gate.serving or gate.accuracy) is None:
+        return set()
+    addresses = by_arm(value)
+    return {name for name in gate.arms if addresses.get(name, addresses.get(""))}
 
 
 def check_addresses(gate: Gate, value: str) -> None:

@@ -182,6 +182,13 @@ def check(kind: UnitKind, document: object) -> dict[str, Any]:
             _whole(engaged.get(name), f"engagement.{arm}.{name}")
         if engaged.get("captured_nodes") is not None:
             _whole(engaged["captured_nodes"], f"engagement.{arm}.captured_nodes")
+        features = _list(engaged.get("features", []), f"engagement.{arm}.features")
+        for n, item in enumerate(features):
+            place = f"engagement.{arm}.features[{n}]"
+            feature = _table(item, place)
+            _text(feature.get("feature"), f"{place}.feature")
+            if feature.get("seen") is not None:
+                _number(feature["seen"], f"{place}.seen")
     if "inputs" in document:
         _text(document["inputs"], "inputs")
     for note in _list(document.get("notes", []), "notes"):

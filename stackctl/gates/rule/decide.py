@@ -22,6 +22,7 @@ from stackctl.gates.rule.model import (
     problems,
     worst,
 )
+from stackctl.gates.rule.served import SERVED, unshown
 from stackctl.gates.rule.words import counted
 from stackctl.model.fields import escape
 
@@ -109,8 +110,11 @@ def _judge(
     for name in (claim.arm, claim.against):
         if name and name not in evidence.arms:
             return _blocked(claim, "invalid", f'there is no arm "{escape(name)}"')
-    missing = unengaged(rule, arms, pairs)
-    if missing is None and claim.against:
+    if evidence.kind in SERVED:
+        missing = unshown(rule, claim, evidence, pairs)
+    else:
+        missing = unengaged(rule, arms, pairs)
+    if evidence.kind not in SERVED and missing is None and claim.against:
         missing = engaged_too(claim.against, pairs) or unengaged(
             rule, [claim.against], pairs
         )

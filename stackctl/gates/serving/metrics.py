@@ -2,6 +2,7 @@
 """What a server says about itself: its Prometheus metrics, by their own parser."""
 
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -64,6 +65,22 @@ class Scrape:
         return self.values.get("running", 0.0) + self.values.get("waiting", 0.0)
 
 
+def samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield name, labels and value of every sample of a metrics page.
+
+    Args:
+        text: In Prometheus' text format.
+
+    Raises:
+        ValueError: Not a metrics page.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value
+
+
 def parse(text: str, server: str) -> dict[str, float]:
     """Read a metrics page.
 
@@ -77,15 +94,30 @@ def parse(text: str, server: str) -> dict[str, float]:
     Raises:
         ValueError: Not a metrics page.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
     names = {name: ours for ours, all_ in NAMES[server].items() for name in all_}
     values: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if (ours := names.get(sample.name)) is not None:
-                values[ours] = values.get(ours, 0.0) + sample.value
+    for name, _, value in samples(text):
+        if (ours := names.get(name)) is not None:
+            values[ours] = values.get(ours, 0.0) + value
     return values
+
+
+async def fetch(client: "httpx.AsyncClient", url: str) -> str | None:
+    """Return a metrics page, None where it cannot be had.
+
+    Args:
+        client: Connections to the server.
+        url: Whole address of the page.
+    """
+    import httpx
+
+    try:
+        response = await client.get(url, timeout=10.0)
+        if response.status_code != 200 or len(response.content) > MAX_BYTES:
+            return None
+        return response.text
+    except (httpx.HTTPError, UnicodeError):
+        return None
 
 
 class Metrics:
@@ -104,15 +136,13 @@ class Metrics:
 
     async def scrape(self) -> Scrape | None:
         """Return the metrics now, None where they cannot be had."""
-        import httpx
-
         asked = time.monotonic_ns()
+        page = await fetch(self._client, self._url)
+        if page is None:
+            return None
         try:
-            response = await self._client.get(self._url, timeout=10.0)
-            if response.status_code != 200 or len(response.content) > MAX_BYTES:
-                return None
-            values = parse(response.text, self._server)
-        except (httpx.HTTPError, ValueError, UnicodeError):
+            values = parse(page, self._server)
+        except ValueError:
             return None
         if "running" not in values:
             return None

@@ -13,9 +13,11 @@ from stackctl.model.fields import (
     FreeTable,
     Integer,
     Many,
+    Names,
     Number,
     Record,
     Text,
+    Value,
     key,
 )
 
@@ -88,6 +90,73 @@ def _check_cell(values: dict[str, Any], table: Mapping[str, Any], at: At) -> Non
         )
 
 
+SHORTEST: Final = 8
+"""Fewest characters of a line, beside `*`, by which a feature is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """What an arm's server shows once a feature is at work; each field says how.
+
+    In the reference arm the same is looked for, and must not be there.
+    """
+
+    arm: str = field(
+        metadata=key(
+            Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+"),
+            "The arm that has the feature; `[rule] engaged` names it too.",
+            example='"on"',
+        )
+    )
+    feature: str = field(
+        metadata=key(
+            Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+"),
+            "What is shown to be on: the name of a set, or of a switch.",
+            example='"kda-overlap"',
+        )
+    )
+    log: str | None = field(
+        default=None,
+        metadata=key(
+            Text("a text of one line", r"[^\x00-\x1f\x7f]+"),
+            "A part of a line that a server which the gate started writes; `*` stands "
+            "for anything within the line. One such line is enough.",
+            example='"prefetch on *: * layers"',
+        ),
+    )
+    metric: str | None = field(
+        default=None,
+        metadata=key(
+            Text("a name of a Prometheus metric", r"[A-Za-z_:][A-Za-z0-9_:]*"),
+            "In place of `log`: a metric of the server, by the exact name of its "
+            "samples, that must grow between the first request and the last.",
+            example='"vllm:spec_decode_num_drafts_total"',
+        ),
+    )
+    labels: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=key(
+            Names(Value(), Text("a name of a label", r"[A-Za-z_][A-Za-z0-9_]*")),
+            "Labels that the metric's samples must have; those that have them are "
+            "added up.",
+            example='{ engine = "0" }',
+        ),
+    )
+
+
+def _check_sign(values: dict[str, Any], table: Mapping[str, Any], at: At) -> None:
+    if ("log" in table) == ("metric" in table):
+        at.problem(f"{at} needs exactly one of `log`, `metric`")
+    if "labels" in table and "metric" not in table:
+        (at / "labels").problem(f"`labels` in {at} goes with `metric`")
+    log = values.get("log")
+    if log is not None and len(log.replace("*", "")) < SHORTEST:
+        (at / "log").problem(
+            f"{at / 'log'} has fewer than {SHORTEST} characters beside `*`: too many "
+            "lines have them"
+        )
+
+
 def _limit(seconds: int, doc: str) -> Any:
     return field(
         default=seconds, metadata=key(Integer(1, DAY), doc, example=str(seconds))
@@ -152,6 +221,21 @@ class ServerPlan:
             FreeTable(), "Further keys of every request.", example="{ top_k = 1 }"
         ),
     )
+    metrics_path: str = field(
+        default="/metrics",
+        metadata=key(
+            Text("a path that starts with `/`", r"/[^\s?#]*"),
+            "Where the metrics are, from the server's root.",
+            example='"/metrics"',
+        ),
+    )
+    engagement: tuple[Sign, ...] = field(
+        default=(),
+        metadata=key(
+            Many(Record(Sign, _check_sign)),
+            "What shows that the features of an arm were at work.",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +283,6 @@ class ServingPlan(ServerPlan):
             Choice(*NAMES, "none"),
             "Whose names the server's Prometheus metrics have.",
             example='"none"',
-        ),
-    )
-    metrics_path: str = field(
-        default="/metrics",
-        metadata=key(
-            Text("a path that starts with `/`", r"/[^\s?#]*"),
-            "Where the metrics are, from the server's root.",
-            example='"/metrics"',
         ),
     )
     drain_seconds: int = _limit(120, "Seconds until an idle server must be empty.")

@@ -6,12 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stackctl.errors import InternalError, StackctlError, UsageError
 from stackctl.fsutil import write_atomic
 from stackctl.gates.model import Gate, load_gate
+from stackctl.gates.rule.model import reference
 from stackctl.gates.serving.unit import Target, measure, stop
 
 
@@ -44,7 +46,7 @@ def parse(kind: str, arguments: list[str] | None) -> argparse.Namespace:
         description=f"Measures one unit of a gate of kind {kind}.",
     )
     parser.add_argument("--gate", type=Path, required=True, help="ci/gates/NAME.toml")
-    parser.add_argument("--arm", help="name of the arm, for messages")
+    parser.add_argument("--arm", help="name of the arm")
     parser.add_argument("--base-url", help="a running server, up to /v1")
     parser.add_argument("--served-model", help="the server's name for the model")
     for name in ("tree", "python", "model", "project"):
@@ -63,6 +65,7 @@ def target(options: argparse.Namespace) -> Target:
             "model": options.model,
             "project": options.project,
         },
+        arm=options.arm or "",
         unit=_number("STACKCTL_GATE_UNIT"),
         block=_number("STACKCTL_GATE_BLOCK"),
         seed=_number("STACKCTL_GATE_SEED"),
@@ -73,6 +76,7 @@ def target(options: argparse.Namespace) -> Target:
 def _answer(kind: str, gate: Gate, where: Target) -> Mapping[str, Any]:
     if gate.kind != kind:
         raise UsageError(f"{gate.path} is a gate of kind {gate.kind}, not {kind}")
+    where = replace(where, reference=reference(gate.claims) or "")
     if gate.accuracy is not None:
         from stackctl.gates.accuracy.unit import measure as ask_all
 

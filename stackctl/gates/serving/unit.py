@@ -21,8 +21,9 @@ from stackctl.gates.serving.client import (
     need_http,
     served_model,
 )
+from stackctl.gates.serving.engagement import Watch, looked_for
 from stackctl.gates.serving.metrics import Metrics
-from stackctl.gates.serving.plan import ServingPlan
+from stackctl.gates.serving.plan import ServerPlan, ServingPlan
 from stackctl.gates.serving.server import Server, ready, started
 from stackctl.progress import SILENT, Progress
 
@@ -35,6 +36,8 @@ class Target:
         base_url: Address of a running server up to and with `/v1`; None to start one.
         served_model: Its name for the model; None to ask the server.
         values: Values of the placeholders of the server command.
+        arm: Name of the arm.
+        reference: Name of the arm that others are compared with; empty for none.
         unit: Number of the unit in the schedule.
         block: Block of the schedule: arms of one block get the same prompts.
         seed: Seed of the schedule: another one in every run, unless the user names it.
@@ -44,6 +47,8 @@ class Target:
     base_url: str | None = None
     served_model: str | None = None
     values: Mapping[str, str | None] = field(default_factory=dict)
+    arm: str = ""
+    reference: str = ""
     unit: int = 0
     block: int = 0
     seed: int = 0
@@ -77,6 +82,36 @@ def unanswered(
     if ended is None and error.hint:
         progress.note(error.hint)
     return stop("invalid", ended or error.message)
+
+
+def watch(plan: ServerPlan, target: Target, base_url: str) -> Watch:
+    """Return what looks for the signs of an arm's features.
+
+    Args:
+        plan: The gate's plan.
+        target: The unit: its arm, and which one is the reference.
+        base_url: Address of the server.
+    """
+    signs = looked_for(plan.engagement, target.arm, target.reference or None)
+    url = root_of(base_url) + plan.metrics_path
+    return Watch(signs, target.arm == target.reference, url)
+
+
+def with_engagement(
+    answer: dict[str, Any], watched: Watch, target: Target, server: Server | None
+) -> dict[str, Any]:
+    """Return an answer with what the server showed of its features.
+
+    Args:
+        answer: The unit's answer; one without samples stays as it is.
+        watched: What looked for it.
+        target: The unit.
+        server: The server, which has ended; None where the gate did not start it.
+    """
+    if "samples" not in answer:
+        return answer
+    found = watched.told(target.arm, None if server is None else server.log)
+    return {**answer, "engagement": found} if found else answer
 
 
 def open_server(
@@ -124,14 +159,18 @@ def measure(
     target.folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         base_url, server = open_server(stack, plan.server, target)
+        watched = watch(plan, target, base_url)
         try:
-            return asyncio.run(_measure(plan, target, base_url, server, progress))
+            answer = asyncio.run(
+                _measure(plan, target, base_url, server, watched, progress)
+            )
         except BusyError as error:
             ended = server and server.ended("before a cell")
             return stop("invalid", ended or f"busy server: {error}")
         except InputError as error:
             # A server that does not come up says nothing about its speed.
             return unanswered(error, server, progress)
+    return with_engagement(answer, watched, target, server)
 
 
 async def _measure(
@@ -139,6 +178,7 @@ async def _measure(
     target: Target,
     base_url: str,
     server: Server | None,
+    watched: Watch,
     progress: Progress,
 ) -> dict[str, Any]:
     limits = Limits(first_token_s=plan.first_token_seconds)
@@ -160,6 +200,7 @@ async def _measure(
                     "invalid",
                     f"the server has no {plan.metrics} metrics; set `metrics`",
                 )
+        await watched.begin(client)
         for n, cell in enumerate(plan.cells):
             progress.update(f"cell {cell.name}", n, len(plan.cells))
             bench = Bench(client, plan, model, metrics, key)
@@ -173,6 +214,7 @@ async def _measure(
                 ended = server.ended(f"during cell {cell.name}")
             if ended is not None:
                 return stop("invalid", ended)
+        await watched.end(client)
     return {
         "schema": 1,
         "samples": {"cells": cells},

@@ -1,6 +1,7 @@
 """Starts llama.cpp's server with the options of this tree: the base of the project.
 
 `--pause-ms N` is the planted slowdown: the server is stopped for N of every N + 20 ms.
+What a tree has beside the base is written first: its gates ask for it.
 """
 
 import argparse
@@ -23,6 +24,11 @@ parser.add_argument("--pause-ms", type=int, default=0)
 here = Path(__file__).resolve().parent
 options = parser.parse_args(sys.argv[1:] + (here / "options.txt").read_text().split())
 
+if (here / "NOTE.txt").exists():
+    print((here / "NOTE.txt").read_text().strip(), flush=True)
+if options.pause_ms:
+    print(f"Stopped for {options.pause_ms} of every {options.pause_ms + RUN_MS} ms.")
+    sys.stdout.flush()
 child = os.fork() if options.pause_ms else 0
 if child:
     while os.waitpid(child, os.WNOHANG) == (0, 0):

@@ -1,4 +1,7 @@
-"""Starts vLLM with the options of this tree: the base of the proof project."""
+"""Starts vLLM with the options of this tree: the base of the proof project.
+
+What a tree has beside the base is written first: its gates ask for it.
+"""
 
 import os
 import sys
@@ -7,6 +10,8 @@ from pathlib import Path
 here = Path(__file__).resolve().parent
 model, port = sys.argv[1:3]
 options = (here / "options.txt").read_text().split()
+if (here / "NOTE.txt").exists():
+    print((here / "NOTE.txt").read_text().strip(), flush=True)
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -11,7 +11,7 @@ class Sleep(LogitsProcessor):
     """Changes nothing and takes its time."""
 
     def __init__(self, vllm_config, device, is_pin_memory):
-        pass
+        self.said = False
 
     def is_argmax_invariant(self):
         return False
@@ -20,5 +20,8 @@ class Sleep(LogitsProcessor):
         pass
 
     def apply(self, logits):
+        if not self.said:
+            print("Sleeps in every step.", flush=True)
+            self.said = True
         time.sleep(SLEEP_S)
         return logits

@@ -315,7 +315,7 @@ def test_answers_without_pairs_show_their_figures(tmp_path: Path) -> None:
         plain = found.document() | {"gate": f"an-{found.kind}", "inputs": none}
         told = {
             name: getattr(rule, name)
-            for name in ("statistic", "blocks", "pairs", "looks")
+            for name in ("statistic", "blocks", "pairs", "looks", "engaged")
         }
         stated = [
             {"name": c.name, "arm": c.arm, "against": c.against, "margin": c.margin,

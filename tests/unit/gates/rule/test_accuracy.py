@@ -1,7 +1,7 @@
 """Right answers: score intervals against published figures, and verdicts."""
 
 import pytest
-from rules import ACCURACY, RIGHT, accuracy, answers, evidence, unit
+from rules import ACCURACY, RIGHT, accuracy, answers, asked
 
 from stackctl.gates.rule.accuracy import (
     Table,
@@ -148,15 +148,13 @@ def test_flips_both_ways_are_reported():
 )
 def test_answers_that_cannot_be_compared_are_invalid(samples, why):
     runs = [answers(400), samples, answers(400)]
-    units = [unit(n, found) for n, found in enumerate(runs)]
-    found = decide(ACCURACY, [RIGHT], evidence("accuracy", ACCURACY, units))
+    found = decide(ACCURACY, [RIGHT], asked(runs))
     assert found.verdict == "invalid"
     assert why in found.reasons[0]
 
 
 def test_without_the_repeat_of_the_reference_nothing_is_decided():
-    units = [unit(0, answers(400)), unit(1, answers(400))]
-    found = decide(ACCURACY, [RIGHT], evidence("accuracy", ACCURACY, units))
+    found = decide(ACCURACY, [RIGHT], asked([answers(400), answers(400)]))
     assert found.verdict == "insufficient-evidence"
 
 
@@ -169,8 +167,7 @@ def test_a_claim_about_one_set_of_items():
             + [i | {"id": "l" + i["id"]} for i in answers(200, set="ledger")["items"]]
         }
 
-    units = [unit(n, mixed(w)) for n, w in enumerate([(), range(60), ()])]
-    seen = evidence("accuracy", ACCURACY, units)
+    seen = asked([mixed(w) for w in [(), range(60), ()]])
     claims = [replace(RIGHT, name=name, cell=name) for name in ("packet", "ledger")]
     found = decide(ACCURACY, claims, seen)
     assert [claim.verdict for claim in found.claims] == ["rejected", "qualified"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rules import HOST, evidence, unit
+from rules import HOST, engagement, evidence, unit
 
 from stackctl.gates.rule.accuracy import Table, tango
 from stackctl.gates.rule.decide import decide
@@ -42,8 +42,12 @@ def observed(case, own, other):
             for s in plan.slots
         ]
         units = [
-            unit(n, {"cells": {"c": {"m": figure, "requests": 1}}})
-            for n, figure in enumerate(figures)
+            unit(
+                slot.unit,
+                {"cells": {"c": {"m": figure, "requests": 1}}},
+                engagement=engagement(slot.arms[0]),
+            )
+            for slot, figure in zip(plan.slots, figures, strict=True)
         ]
         return evidence("serving", case.rule, units)
     order = ["on" if n % 4 in (1, 2) else "base" for n in range(2 * case.visits)]
@@ -71,7 +75,9 @@ def stepwise(case, seen):
 @pytest.mark.parametrize("noise", [NOISES[1], NOISES[5]], ids=["tails", "warm-up"])
 def test_simulated_runs_are_judged_as_decide_judges_them(case, noise):
     runs, shift = 40, case.shift / 3
-    rule = replace(case.rule, bootstrap_samples=1000)
+    # A server has to show that its features were on; a simulated one does.
+    engaged = ("on",) if case.rule.blocks else ()
+    rule = replace(case.rule, bootstrap_samples=1000, engaged=engaged)
     case = replace(case, rule=rule)
     own, other = series(case, noise, shift, runs, seed=5)
     told = Counter(

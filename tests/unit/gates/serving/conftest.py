@@ -39,6 +39,8 @@ def run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         seed: int = 0,
         folder: str = "unit",
         base_url: str | None = None,
+        arm: str = "",
+        reference: str = "",
         **plan: Any,
     ) -> dict[str, Any]:
         settings: dict[str, Any] = {
@@ -55,6 +57,8 @@ def run(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         return measure(
             ServingPlan(**{**settings, **plan}),
             Target(
+                arm=arm,
+                reference=reference,
                 unit=unit,
                 block=block,
                 seed=seed,
