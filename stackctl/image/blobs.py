@@ -6,6 +6,7 @@ so nobody may act on what a blob says before it is read to its end.
 """
 
 import hashlib
+import itertools
 import queue
 import re
 import threading
@@ -125,6 +126,48 @@ class Pump(Generic[_T]):
             self._thread.join(0.01)
 
 
+class Sink(Generic[_T]):
+    """Hands items to a function that runs in a thread of its own.
+
+    Args:
+        take: Called with every item, in order.
+    """
+
+    def __init__(self, take: Callable[[_T], object]) -> None:
+        self._take = take
+        self._handoff: Handoff[tuple[_T] | None] = Handoff()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (item := self._handoff.get()) is not None:
+            # After an error the rest is taken too, so that nobody waits for room.
+            if self._error is None:
+                try:
+                    self._take(item[0])
+                except BaseException as exc:
+                    self._error = exc
+            # Not kept while the next one is waited for: items are large.
+            del item
+
+    def put(self, item: _T) -> None:
+        """Hand an item over, once there is room for it."""
+        self._handoff.put((item,))
+
+    def close(self) -> None:
+        """Wait until all items are taken, and end the thread.
+
+        Raises:
+            BaseException: What the function raised.
+        """
+        if self._thread.is_alive():
+            self._handoff.put(None)
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
 def ahead(items: Iterator[_T]) -> Iterator[_T]:
     """Yield what an iterator yields, which runs in a thread of its own meanwhile.
 
@@ -232,22 +275,11 @@ def compression(head: bytes) -> str:
     return "tar"
 
 
-def decompress(
-    chunks: Iterable[bytes],
-    limits: Limits,
-    note: Callable[[str], None] = lambda _: None,
-) -> Iterator[bytes]:
-    """Yield the uncompressed bytes of a layer blob, whatever its compression.
+def sniff(chunks: Iterable[bytes]) -> tuple[str, Iterator[bytes]]:
+    """Return the compression of a blob, as `compression` does, and all its chunks.
 
-    Args:
-        chunks: The blob as stored.
-        limits: Bounds of the output and its ratio to the input.
-        note: Told the name of the compression once it is known.
-
-    Raises:
-        ImageFormatError: The stream is damaged, ends early, or has a format that no
-            runtime reads.
-        LimitError: It expands beyond the limits.
+    The chunks have no `close`: whoever gives up decompressing them leaves what they
+    come from open, to be read to its end.
     """
     source = iter(chunks)
     head = b""
@@ -255,13 +287,27 @@ def decompress(
         head += chunk
         if len(head) >= 6:
             break
-    kind = compression(head)
-    note(kind)
+    return compression(head), itertools.chain((head,) if head else (), source)
+
+
+def decompress(chunks: Iterable[bytes], limits: Limits) -> Iterator[bytes]:
+    """Yield the uncompressed bytes of a layer blob, whatever its compression.
+
+    Args:
+        chunks: The blob as stored.
+        limits: Bounds of the output and its ratio to the input.
+
+    Raises:
+        ImageFormatError: The stream is damaged, ends early, or has a format that no
+            runtime reads.
+        LimitError: It expands beyond the limits.
+    """
+    kind, source = sniff(chunks)
     taken = 0
 
     def counted() -> Iterator[bytes]:
         nonlocal taken
-        for chunk in _chain(head, source):
+        for chunk in source:
             taken += len(chunk)
             if taken > limits.compressed_layer:
                 raise LimitError(
@@ -299,12 +345,6 @@ def decompress(
                 hint="raise the limit with --max-ratio if this is intended",
             )
         yield chunk
-
-
-def _chain(head: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    if head:
-        yield head
-    yield from rest
 
 
 def _damaged(kind: str, why: str) -> ImageFormatError:

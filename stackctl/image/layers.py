@@ -6,19 +6,18 @@ mean: which file a name stands for is only known when all layers are known, and 
 link may give a file outside of every root a name inside one. So every regular file is
 hashed as a git blob while it passes, and nothing but small files of interest is kept.
 
-Reading with the digest of the stored bytes, decompression, and parsing with the digest
-of what is parsed run in a thread each; all three spend their time in C code that
-releases the interpreter lock.
+Reading with the digest of the stored bytes, decompression, the digest of what is
+unpacked, and parsing spend their time in C code that releases the interpreter lock, so
+they are spread over threads; `scan_layer` says how.
 """
 
 import hashlib
-import itertools
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from stackctl.image.blobs import SMALL, Pump, decompress
+from stackctl.image.blobs import SMALL, Pump, Sink, decompress, sniff
 from stackctl.image.errors import AmbiguousImageError, ImageFormatError, LimitError
 from stackctl.image.limits import Limits
 from stackctl.image.tar import ByteStream, Chunk, TarEntry, TarReader
@@ -252,36 +251,44 @@ def scan_layer(
     """
     scan = LayerScan([])
     threaded = size_hint is None or size_hint > SMALL
-
-    def note(kind: str) -> None:
-        scan.compression = kind
-
-    hasher = hashlib.sha256()
     if threaded:
         # glibc gives freed memory back as soon as more lies idle than twice the largest
         # block it has seen, and a chunk that is new to the process is zeroed page by
         # page. One large block, never touched, makes it keep what the chunks need.
         bytes(_LARGE)
+    source: Iterator[bytes] = iter(())
+    hasher = hashlib.sha256()
+    pump: Pump[bytes] | None = None
+    sink: Sink[bytes] | None = None
 
     def plain() -> Iterator[bytes]:
-        for chunk in decompress(source, budget.limits, note):
+        for chunk in decompress(source, budget.limits):
             budget.spend(len(chunk), 0)
             yield chunk
 
     def hashed(parts: Iterator[bytes]) -> Iterator[bytes]:
-        # Not in a thread of its own: what was hashed is in the cache when it is parsed,
-        # and two cores have enough to do with what the other threads do.
+        update = hasher.update if sink is None else sink.put
         for chunk in parts:
-            hasher.update(chunk)
+            update(chunk)
             scan.size += len(chunk)
             yield chunk
 
-    # A chain has no `close`, so that the generators above cannot end the blob's.
-    source = itertools.chain(blob)
-    pump = Pump(plain()) if threaded else None
-    chunks = hashed(plain() if pump is None else iter(pump))
     try:
         try:
+            scan.compression, source = sniff(blob)
+            if not threaded:
+                parts = plain()
+            elif scan.compression == "gzip":
+                # Inflating takes longer than all else together: it has a thread for
+                # itself, and the digest goes with the parsing, where what was hashed is
+                # in the cache.
+                pump = Pump(plain())
+                parts = iter(pump)
+            else:
+                # The digest takes longest, so that is what has a thread for itself.
+                sink = Sink(hasher.update)
+                parts = plain()
+            chunks = hashed(parts)
             _parse(chunks, scan, budget, interest)
             for _ in chunks:
                 pass
@@ -295,6 +302,8 @@ def scan_layer(
         finally:
             if pump is not None:
                 pump.stop()
+            if sink is not None:
+                sink.close()
         scan.diff_id = f"sha256:{hasher.hexdigest()}"
     except BaseException:
         # Ends what a half-read blob has open: a connection, the thread of its digest.

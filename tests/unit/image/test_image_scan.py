@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over a large layer: the same answer however its work is spread."""
+
+import gzip
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zstandard
+from images import Tar, sha256
+
+from stackctl.image.blobs import Sink, ahead, verified
+from stackctl.image.errors import DigestError, ImageFormatError
+from stackctl.image.layers import Budget, Interest, LayerScan, scan_layer
+from stackctl.image.limits import Limits
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "tar": lambda data: data,
+    "gzip": lambda data: gzip.compress(data, 1, mtime=0),
+    "zstd": zstandard.ZstdCompressor(level=1).compress,
+}
+CONTENT = random.Random(1).randbytes(3 << 20)
+LAYER = Tar().file("a/one", b"1").file("a/big", CONTENT).file("b", b"two").done()
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    for start in range(0, len(data), 100_000):
+        yield data[start : start + 100_000]
+
+
+def scan(
+    stored: bytes, size: int | None, digest: str = "", interest: Interest | None = None
+) -> LayerScan:
+    blob = verified(pieces(stored), digest or sha256(stored), len(stored), "layer")
+    return scan_layer(
+        ahead(blob) if size is None else blob,
+        Budget(Limits()),
+        interest or Interest(),
+        size_hint=size,
+    )
+
+
+def threads_end(before: int) -> bool:
+    """Whether there are no more threads than before, within a second."""
+    for _ in range(100):
+        if threading.active_count() <= before:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("size", [None, 0], ids=["threads", "none"])
+@pytest.mark.parametrize("kind", PACK)
+def test_entries_and_diff_id(kind: str, size: int | None) -> None:
+    before = threading.active_count()
+    found = scan(PACK[kind](LAYER), size)
+    assert (found.diff_id, found.size) == (sha256(LAYER), len(LAYER))
+    assert found.compression == kind
+    assert [(e.name, e.size) for e in found.entries] == [
+        (b"a/one", 1),
+        (b"a/big", 3 << 20),
+        (b"b", 3),
+    ]
+    blob = b"blob %d\0" % len(CONTENT) + CONTENT
+    assert found.entries[1].oid == hashlib.sha1(blob).digest()
+    assert threads_end(before)
+
+
+def damage(kind: str, where: str) -> bytes:
+    if where == "tar":
+        return PACK[kind](LAYER[:-2048] + b"\1" * 512 + LAYER[-1536:])
+    stored = PACK[kind](LAYER)
+    return stored[: len(stored) // 2] + bytes(64) + b"\xff" * (len(stored) // 2)
+
+
+@pytest.mark.parametrize("size", [None, 0], ids=["threads", "none"])
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [(kind, "tar") for kind in PACK] + [("gzip", "stream"), ("zstd", "stream")],
+)
+def test_wrong_digest_comes_before_damage(
+    kind: str, where: str, size: int | None
+) -> None:
+    before = threading.active_count()
+    stored = damage(kind, where)
+    with pytest.raises(ImageFormatError):
+        scan(stored, size)
+    with pytest.raises(DigestError) as caught:
+        scan(stored, size, digest=sha256(b"another"))
+    assert caught.value.kind == "digest-mismatch"
+    assert threads_end(before)
+
+
+@pytest.mark.parametrize("kind", PACK)
+def test_digest_of_what_follows_the_last_entry(kind: str) -> None:
+    longer = LAYER + bytes(1 << 20) + b"more"
+    found = scan(PACK[kind](longer), None)
+    assert (found.diff_id, found.size) == (sha256(longer), len(longer))
+    assert found.notes == ["trailing-data"]
+
+
+def test_sink_takes_in_order_and_ends() -> None:
+    taken: list[int] = []
+    sink = Sink(taken.append)
+    for number in range(100):
+        sink.put(number)
+    sink.close()
+    sink.close()
+    assert taken == list(range(100))
+
+
+def test_sink_says_what_went_wrong() -> None:
+    def take(number: int) -> None:
+        if number == 3:
+            raise ValueError("three")
+
+    sink = Sink(take)
+    for number in range(100):
+        sink.put(number)
+    with pytest.raises(ValueError, match="three"):
+        sink.close()
