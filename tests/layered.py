@@ -5,11 +5,28 @@ The same cases are given to the runtimes themselves by the tools tests, so that 
 this table nor the code can drift from them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from images import Tar, header, padded, pax_records
 
+from stackctl.image.layers import Budget, Interest, scan_layer
+from stackctl.image.limits import Limits
+from stackctl.image.view import Applier, View
+
 T = Tar
+
+
+def view_of(tars: Sequence[bytes]) -> View:
+    """Return what is seen of some layers, the lowest first."""
+    view = View()
+    applier = Applier(view)
+    budget = Budget(Limits())
+    for tar in tars:
+        applier.apply(
+            scan_layer([tar], budget, Interest(sha256=True), size_hint=0).entries
+        )
+    return view
 
 
 def base() -> Tar:

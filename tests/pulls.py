@@ -5,9 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support import LINES60, Repo
+from support import LINES60, Repo, run
 
 Files = Mapping[str, bytes | str | None]
+
+
+def answer(command: str, project: Path, *options: str, code: int = 0) -> dict:
+    """Return the JSON document of a command about a project."""
+    result = run(command, *options, "-C", project, "--json")
+    assert result.code == code, result.out + result.err
+    return result.json
 
 
 def lines(**changes: str) -> str:

@@ -23,6 +23,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support import git
 
 from stackctl.base.archive import import_archive
 from stackctl.base.git import fetch_commit
@@ -41,17 +42,6 @@ def examples(default: int) -> settings:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 
-
-ENVIRONMENT = {
-    "PATH": os.environ["PATH"],
-    "HOME": "/nonexistent",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_AUTHOR_NAME": "A",
-    "GIT_AUTHOR_EMAIL": "a@example.org",
-    "GIT_COMMITTER_NAME": "A",
-    "GIT_COMMITTER_EMAIL": "a@example.org",
-}
 
 # Names that mean something to git, to tar or to a shell come up often.
 PLAIN = st.sampled_from(
@@ -121,14 +111,7 @@ class Oracle:
         (self.git_dir / "info" / "attributes").write_text("* -text -filter -ident\n")
 
     def __call__(self, *args: str) -> str:
-        done = subprocess.run(
-            ["git", *args],
-            env=ENVIRONMENT,
-            capture_output=True,
-            check=True,
-            cwd=self.git_dir.parent,
-        )
-        return done.stdout.decode().strip()
+        return git(*args, cwd=self.git_dir.parent).decode().strip()
 
     def tree(self) -> str:
         options = (f"--git-dir={self.git_dir}", f"--work-tree={self.work_tree}")

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, event, example, given, settings
 from hypothesis import strategies as st
 from images import Tar, build_image, write_layout
+from layered import view_of
 from runtimes import Containerd, Refused, Tree, umoci
 
 from stackctl.image.errors import ImageFormatError
-from stackctl.image.layers import Budget, Interest, scan_layer
-from stackctl.image.limits import Limits
-from stackctl.image.view import Applier, View
+from stackctl.image.view import View
 
 pytestmark = pytest.mark.tools
 
@@ -67,13 +66,7 @@ def build(operations: list[tuple[str, str, str]]) -> bytes:
 
 
 def ours(tars: list[bytes]) -> tuple[Tree, View]:
-    view = View()
-    applier = Applier(view)
-    budget = Budget(Limits())
-    for tar in tars:
-        applier.apply(
-            scan_layer([tar], budget, Interest(sha256=True), size_hint=0).entries
-        )
+    view = view_of(tars)
     tree: Tree = {}
     for path, node in view.walk(view.root):
         if node.kind == "f":

@@ -5,14 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pulls import Upstream, lines
+from pulls import Upstream, answer, lines
 from support import git, run
-
-
-def program(command: str, project: Path, *options: str, code: int = 0) -> dict:
-    result = run(command, *options, "-C", project, "--json")
-    assert result.code == code, result.out + result.err
-    return result.json
 
 
 @pytest.fixture
@@ -36,36 +30,36 @@ def test_edit_and_resolve_then_reuse(
     upstream.pull(1, {"a.py": lines(_10="one")})
     upstream.pull(2, {"a.py": lines(_10="two"), "b.py": lines(_1="b")})
     project = upstream.series(tmp_path / "p", upstream.set(1), upstream.set(2))
-    first = program("resolve", project, "pull-2", code=5)
+    first = answer("resolve", project, "pull-2", code=5)
     (conflict,) = first["conflicts"]
     assert conflict["path"] == "a.py"
     draft = work(project) / "a.py"
     assert b"<<<<<<<" in draft.read_bytes()
     # Unedited, it is no resolution.
-    assert program("resolve", project, "pull-2", code=5)["written"] == []
+    assert answer("resolve", project, "pull-2", code=5)["written"] == []
     draft.write_text(lines(_10="one and two"))
-    done = program("resolve", project, "pull-2")
+    done = answer("resolve", project, "pull-2")
     (name,) = done["written"]
     assert done["resolutions"] == [name]
     assert not work(project).exists()
-    made = program("lock", project)
+    made = answer("lock", project)
     assert made["resolutions"] == [name] and made["unused_resolutions"] == []
     assert content(hermetic, made["tree"], "a.py") == lines(_10="one and two").encode()
     assert content(hermetic, made["tree"], "b.py") == lines(_1="b").encode()
     lock = (project / "series.lock").read_text()
     assert name in lock.partition('"made_by"')[2]
-    assert program("show", project)["resolutions"] == [name]
-    assert program("show", project, "pull-2")["resolutions"] == [name]
-    assert program("show", project, "pull-1")["resolutions"] == []
+    assert answer("show", project)["resolutions"] == [name]
+    assert answer("show", project, "pull-2")["resolutions"] == [name]
+    assert answer("show", project, "pull-1")["resolutions"] == []
     # Known steps name it too, and another machine makes the same.
-    assert program("compose", project)["resolutions"] == [name]
+    assert answer("compose", project)["resolutions"] == [name]
     shutil.rmtree(hermetic)
-    again = program("compose", project, "--locked")
+    again = answer("compose", project, "--locked")
     assert again["composition"] == made["composition"]
     # In the other order the same two files meet: the same resolution serves.
     turned = upstream.series(tmp_path / "q", upstream.set(2), upstream.set(1))
     shutil.copytree(project / "patches", turned / "patches")
-    other = program("compose", turned)
+    other = answer("compose", turned)
     assert other["resolutions"] == [name] and other["tree"] == made["tree"]
 
 
@@ -78,30 +72,30 @@ def test_without_its_resolution_the_conflict_is_back(
     project = upstream.series(
         tmp_path / "p", upstream.set(1), upstream.set(2), upstream.set(3)
     )
-    program("resolve", project, "pull-2", "--take", "theirs")
-    theirs = program("compose", project)
+    answer("resolve", project, "pull-2", "--take", "theirs")
+    theirs = answer("compose", project)
     (file,) = (project / "patches/resolutions").iterdir()
     kept = file.read_bytes()
     file.unlink()
-    program("compose", project, code=5)
-    program("resolve", project, "pull-2", "--take", "ours")
-    ours = program("compose", project)
+    answer("compose", project, code=5)
+    answer("resolve", project, "pull-2", "--take", "ours")
+    ours = answer("compose", project)
     assert ours["tree"] != theirs["tree"]
     # Only a part is composed with the first one again: the rest must not be recalled
     # from the second.
     file.write_bytes(kept)
-    program("compose", project, "--upto", "pull-2")
-    assert program("compose", project)["tree"] == theirs["tree"]
+    answer("compose", project, "--upto", "pull-2")
+    assert answer("compose", project)["tree"] == theirs["tree"]
 
 
 def test_unused_resolutions_are_reported(upstream: Upstream, tmp_path: Path) -> None:
     upstream.pull(1, {"a.py": lines(_10="one")})
     upstream.pull(2, {"a.py": lines(_10="two")})
     project = upstream.series(tmp_path / "p", upstream.set(1), upstream.set(2))
-    (name,) = program("resolve", project, "pull-2", "--take", "ours")["written"]
+    (name,) = answer("resolve", project, "pull-2", "--take", "ours")["written"]
     upstream.series(project, upstream.set(1))
-    assert program("compose", project)["unused_resolutions"] == [name]
-    assert program("show", project)["unused_resolutions"] == [name]
+    assert answer("compose", project)["unused_resolutions"] == [name]
+    assert answer("show", project)["unused_resolutions"] == [name]
     assert "unused" in run("show", "-C", project).out
 
 
@@ -111,17 +105,17 @@ def test_binary_and_removed_files(
     upstream.pull(1, {"data.bin": b"\0one\xff", "b.py": lines(_4="x")})
     upstream.pull(2, {"data.bin": b"\0two\xff", "b.py": None})
     project = upstream.series(tmp_path / "p", upstream.set(1), upstream.set(2))
-    open_ = program("resolve", project, "pull-2", code=5)
+    open_ = answer("resolve", project, "pull-2", code=5)
     assert {each["path"] for each in open_["conflicts"]} == {"data.bin", "b.py"}
     folder = work(project)
     assert (folder / "data.bin.ours").read_bytes() == b"\0one\xff"
     assert (folder / "data.bin.theirs").read_bytes() == b"\0two\xff"
     assert not (folder / "b.py").exists()
     (folder / "data.bin").write_bytes(b"\0both\xff\xfe")
-    left = program("resolve", project, "pull-2", code=5)
+    left = answer("resolve", project, "pull-2", code=5)
     assert [each["path"] for each in left["conflicts"]] == ["b.py"]
-    program("resolve", project, "pull-2", "--remove", "b.py")
-    made = program("lock", project)
+    answer("resolve", project, "pull-2", "--remove", "b.py")
+    made = answer("lock", project)
     assert content(hermetic, made["tree"], "data.bin") == b"\0both\xff\xfe"
     listed = git(
         "--git-dir", str(hermetic / "store.git"), "ls-tree", "-r", "--name-only",
@@ -141,17 +135,17 @@ def test_conflicts_of_picked_commits_come_one_after_the_other(
     project = upstream.series(
         tmp_path / "p", upstream.set(1), upstream.set(2, commits=(first, head))
     )
-    assert program("resolve", project, "pull-2", code=5)["commit"] == first
+    assert answer("resolve", project, "pull-2", code=5)["commit"] == first
     (work(project) / "a.py").write_text(lines(_10="two"))
-    program("resolve", project, "pull-2")
-    assert program("lock", project)["resolutions"]
+    answer("resolve", project, "pull-2")
+    assert answer("lock", project)["resolutions"]
 
 
 def test_bad_resolution_files_are_named(upstream: Upstream, tmp_path: Path) -> None:
     upstream.pull(1, {"a.py": lines(_10="one")})
     upstream.pull(2, {"a.py": lines(_10="two")})
     project = upstream.series(tmp_path / "p", upstream.set(1), upstream.set(2))
-    program("resolve", project, "pull-2", "--take", "ours")
+    answer("resolve", project, "pull-2", "--take", "ours")
     (file,) = (project / "patches/resolutions").iterdir()
     good = file.read_bytes()
     for bad in (
@@ -159,12 +153,12 @@ def test_bad_resolution_files_are_named(upstream: Upstream, tmp_path: Path) -> N
         good.replace(b"encoding text", b"encoding base64"),
     ):  # fmt: skip
         file.write_bytes(bad)
-        error = program("compose", project, code=3)["error"]
+        error = answer("compose", project, code=3)["error"]
         assert error["kind"] == "bad-resolution", bad
         assert error["where"]["file"] == str(file)
     file.write_bytes(good)
     shutil.copy(file, file.with_name("twice.resolution"))
-    error = program("compose", project, code=3)["error"]
+    error = answer("compose", project, code=3)["error"]
     assert error["kind"] == "ambiguous-resolution"
 
 
@@ -172,13 +166,13 @@ def test_what_cannot_be_resolved_is_said(upstream: Upstream, tmp_path: Path) -> 
     upstream.pull(1, {"a.py": None, "a.py/inner": "x\n"})
     upstream.pull(2, {"a.py": lines(_10="two")})
     project = upstream.series(tmp_path / "p", upstream.set(1), upstream.set(2))
-    error = program("resolve", project, "pull-2", code=5)["error"]
+    error = answer("resolve", project, "pull-2", code=5)["error"]
     assert "rebased" in error["hint"]
     folder = tmp_path / "q"
     (folder / "patches/own").mkdir(parents=True)
     own = '[[set]]\nname = "own"\npatches = "patches/own"\n'
     project = upstream.series(folder, own)
-    assert program("resolve", project, "own", code=2)["error"]["kind"] == "not-pinned"
+    assert answer("resolve", project, "own", code=2)["error"]["kind"] == "not-pinned"
 
 
 def test_no_resolution_is_written_through_a_link_out(tmp_path: Path) -> None:
@@ -213,6 +207,6 @@ def test_work_files_are_not_written_through_a_link_out(
     (project / link).parent.mkdir(parents=True, exist_ok=True)
     (project / link).symlink_to(outside)
     before = sorted(outside.rglob("*"))
-    found = program("resolve", project, "pull-2", code=3)
+    found = answer("resolve", project, "pull-2", code=3)
     assert found["error"]["kind"] == "outside-project"
     assert sorted(outside.rglob("*")) == before

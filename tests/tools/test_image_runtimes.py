@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 from images import build_image, write_layout
-from layered import CASES
+from layered import CASES, view_of
 from runtimes import Containerd, Docker, Podman, Refused, Tree, find_dockerd, umoci
-
-from stackctl.image.layers import Budget, Interest, scan_layer
-from stackctl.image.limits import Limits
-from stackctl.image.view import Applier, View
 
 pytestmark = pytest.mark.tools
 _Runtime = Callable[[Path], Tree]
@@ -57,13 +53,7 @@ def contents(tree: Tree) -> Tree:
 
 
 def ours(tars: list[bytes]) -> Tree:
-    view = View()
-    applier = Applier(view)
-    budget = Budget(Limits())
-    for tar in tars:
-        applier.apply(
-            scan_layer([tar], budget, Interest(sha256=True), size_hint=0).entries
-        )
+    view = view_of(tars)
     tree: Tree = {}
     for path, node in view.walk(view.root):
         if node.kind == "f" and node.sha256 is not None:

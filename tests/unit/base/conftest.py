@@ -4,7 +4,6 @@
 import base64
 import io
 import os
-import subprocess
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import support
 
 from stackctl.cache import Cache
 
@@ -37,23 +37,7 @@ def _no_pip_configuration(monkeypatch, tmp_path):
 
 def git(folder: Path, *args: str, stdin: bytes = b"") -> str:
     """Run real git without anybody's configuration."""
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": "/nonexistent",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_AUTHOR_NAME": "A",
-        "GIT_AUTHOR_EMAIL": "a@example.org",
-        "GIT_COMMITTER_NAME": "A",
-        "GIT_COMMITTER_EMAIL": "a@example.org",
-        "GIT_AUTHOR_DATE": "1700000000 +0000",
-        "GIT_COMMITTER_DATE": "1700000000 +0000",
-    }
-    done = subprocess.run(
-        ["git", *args], cwd=folder, env=environment, input=stdin, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode().strip()
+    return support.git(*args, cwd=folder, stdin=stdin).decode().strip()
 
 
 @pytest.fixture

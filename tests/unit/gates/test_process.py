@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gating import processes_of
 
 from stackctl.gates import process
 from stackctl.gates.process import Stopped, Work, run
@@ -36,19 +37,6 @@ def work(tmp_path: Path, script: str, **changes) -> Work:
         **changes,
     }
     return Work(**values)
-
-
-def running(tmp_path: Path) -> list[str]:
-    """Processes that name the test's folder in their arguments."""
-    found = []
-    for name in os.listdir("/proc"):
-        try:
-            line = Path(f"/proc/{name}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if os.fsencode(tmp_path) in line and int(name) != os.getpid():
-            found.append(line.replace(b"\0", b" ").decode())
-    return found
 
 
 FORKS = """
@@ -95,13 +83,13 @@ def test_time_is_limited_also_for_who_does_not_listen(tmp_path):
     done = run(limited)
     assert done.ended == "time" and (tmp_path / "ready").exists()
     assert done.problems(limited) == ["it ran longer than 1 s and was ended"]
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_processes_left_behind_are_counted_and_ended(tmp_path):
     done = run(work(tmp_path, FORKS))
     assert (done.exit, done.ended, done.left) == (0, None, 2)
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_memory_of_all_processes_counts(tmp_path):
@@ -114,7 +102,7 @@ time.sleep(600)
 """
     done = run(work(tmp_path, script, memory=150 * MIB))
     assert done.ended == "memory" and done.memory > 150 * MIB
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 def test_one_large_allocation_fails_at_once(tmp_path):
@@ -141,7 +129,7 @@ def test_another_thread_can_stop_it(tmp_path):
     with pytest.raises(Stopped):
         run(work(tmp_path, FORKS + "time.sleep(600)"), stop)
     thread.join()
-    assert running(tmp_path) == []
+    assert processes_of(tmp_path) == []
 
 
 PROGRAM = """
@@ -171,8 +159,8 @@ def test_no_process_survives_who_started_it(tmp_path, number):
         time.sleep(0.05)
     parent.send_signal(number)
     assert parent.wait(30) != 0
-    while running(tmp_path):
-        assert time.monotonic() < limit, running(tmp_path)
+    while processes_of(tmp_path):
+        assert time.monotonic() < limit, processes_of(tmp_path)
         time.sleep(0.05)
 
 
