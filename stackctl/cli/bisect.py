@@ -140,9 +140,9 @@ def _gate_evaluator(
     from stackctl.bisect.gate import GateEvaluator
     from stackctl.bisect.stack import find_place
     from stackctl.gates.arms import ComposedTrees
-    from stackctl.gates.model import find_gate, load_gates
+    from stackctl.gates.model import find_gate, read_gates
 
-    gate = find_gate(load_gates(session.project), name)
+    gate = find_gate(read_gates(session.project), name)
     place = ground.places[find_place(ground.places, good)]
     trees = ComposedTrees(
         session.series, session.cache, session.offline, session.progress

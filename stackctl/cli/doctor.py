@@ -79,7 +79,7 @@ def _gates(session: Session) -> list[dict[str, Any]]:
     from stackctl.errors import InputError, UsageError
     from stackctl.gates.bound import lacking
     from stackctl.gates.here import Here
-    from stackctl.gates.model import load_gates
+    from stackctl.gates.model import read_gates
 
     try:
         project = session.project
@@ -89,8 +89,11 @@ def _gates(session: Session) -> list[dict[str, Any]]:
     with suppress(InputError):  # a bad series is for other commands to tell
         series = session.series
     here = Here()
+    files = read_gates(project)
+    found = {name: [error.message] for name, error in files.bad.items()}
+    for name, gate in files.good.items():
+        found[name] = [*lacking(project, gate, series), *here.missing(gate)]
     return [
         {"name": name, "can_run": not missing, "missing": missing}
-        for name, gate in load_gates(project).items()
-        for missing in [[*lacking(project, gate, series), *here.missing(gate)]]
+        for name, missing in sorted(found.items())
     ]

@@ -119,31 +119,32 @@ def register(app: typer.Typer) -> None:
         """List the gates, who asks for them, and which can run here.
 
         Gates are the files ci/gates/NAME.toml of the project. One that the series names
-        and that has no file is listed as not defined.
+        and that has no file is listed as not defined. Exits with 3 where a file cannot
+        be read; the others are listed all the same.
         """
         from stackctl.gates.asked import Askers, askers
         from stackctl.gates.bound import lacking
         from stackctl.gates.kinds.served import shown_by, unshown
-        from stackctl.gates.model import load_gates
+        from stackctl.gates.model import read_gates
 
         project, series = session.project, session.series
-        gates = load_gates(project)
+        files = read_gates(project)
+        gates = files.good
         here = Where(
             python=python, site=site, model=model, base_url=base_url, gpu=gpu
         ).here()
         asked = askers(series)
         entries: list[dict[str, Any]] = []
-        for name in sorted({*gates, *asked}):
+        for name in sorted({*gates, *files.bad, *asked}):
             sets = asked.get(name, Askers())
             roles = {"required": list(sets.required), "advisory": list(sets.advisory)}
             if name not in gates:
+                error = files.bad.get(name)
+                why = f"no ci/gates/{name}.toml" if error is None else error.message
                 entries.append(
                     {"name": name, "kind": None, "title": "", **roles, "arms": []}
-                    | {
-                        "unshown": [],
-                        "can_run": False,
-                        "missing": [f"no ci/gates/{name}.toml"],
-                    }
+                    | {"unshown": [], "can_run": False, "missing": [why]}
+                    | ({"error": None} if error is None else error.document())
                 )
                 continue
             found = gates[name]
@@ -156,9 +157,10 @@ def register(app: typer.Typer) -> None:
             entries.append(
                 {"name": name, "kind": found.kind, "title": found.title, **roles}
                 | {"arms": arms, "unshown": unshown(found)}
-                | {"can_run": not missing, "missing": missing}
+                | {"can_run": not missing, "missing": missing, "error": None}
             )
-        return Outcome({"gates": entries}, lambda: _listing(entries))
+        code = ExitCode.BAD_INPUT if files.bad else ExitCode.OK
+        return Outcome({"gates": entries}, lambda: _listing(entries), code)
 
     @command(gate, "run", epilog=RUN_EXAMPLE)
     def gate_run(
@@ -194,11 +196,11 @@ def register(app: typer.Typer) -> None:
         below .stackctl/gates. Exits with the worst verdict: 0 qualified, 1 rejected, 7
         insufficient evidence, 8 not tested, 9 invalid.
         """
-        from stackctl.gates.model import find_gate, load_gates
+        from stackctl.gates.model import find_gate, read_gates
         from stackctl.gates.run import Engine
 
         project, trees = _trees(session, pack)
-        known = load_gates(project)
+        known = read_gates(project)
         wanted = [find_gate(known, name) for name in dict.fromkeys(gates)]
         changes = _arm_changes(arm)
         where = Where(
@@ -264,12 +266,12 @@ def register(app: typer.Typer) -> None:
         writes receipts to DIR/project/receipts.
         """
         from stackctl.gates.here import Here
-        from stackctl.gates.model import find_gate, load_gates
+        from stackctl.gates.model import find_gate, read_gates
         from stackctl.gates.pack import write_pack
         from stackctl.gates.run import Engine
 
         project, trees = _trees(session, None)
-        known = load_gates(project)
+        known = read_gates(project)
         wanted = [find_gate(known, name) for name in dict.fromkeys(gates)]
         with Engine(project, trees, Here(), progress=session.progress) as engine:
             made = write_pack(
@@ -348,7 +350,7 @@ def _listing(entries: list[dict[str, Any]]) -> list[str]:
     rows = [
         [
             entry["name"],
-            entry["kind"] or "not defined",
+            entry["kind"] or ("bad file" if entry["error"] else "not defined"),
             who_asks(entry["required"], entry["advisory"], sets),
             "; ".join(
                 [

@@ -22,12 +22,13 @@ from stackctl.cli.gate_options import (
 )
 from stackctl.cli.output import Outcome, table
 from stackctl.cli.selection import split_names
+from stackctl.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from stackctl.gates.answers import Answers
-    from stackctl.gates.qualify import Qualification, Row
+    from stackctl.gates.qualify import Qualification, Row, Unread
 
 EXAMPLE = (
     "Examples: stackctl qualify --dry-run; "
@@ -91,20 +92,22 @@ def register(app: typer.Typer) -> None:
         believed, about the project as it is, and signed as the policy asks. The others
         run, where they can run here. Exits with the worst verdict of the required
         gates: 9 invalid, 1 rejected, 7 insufficient evidence, 8 not tested, 0
-        qualified; advisory gates do not count. After an interruption it goes on where
-        it stood.
+        qualified; advisory gates do not count. A gate whose file cannot be read makes
+        that 3, whoever names it; the others are answered all the same. After an
+        interruption it goes on where it stood.
         """
         from stackctl.compose.plan import find_set
         from stackctl.gates.answers import look
         from stackctl.gates.arms import ComposedTrees
-        from stackctl.gates.model import load_gates
+        from stackctl.gates.model import read_gates
         from stackctl.gates.qualify import asked_gates, forecast
         from stackctl.gates.qualify import qualify as run_all_of
         from stackctl.gates.run import Engine, model_identity
 
         series = session.series
         wanted = [find_set(series, name).name for name in split_names(sets)]
-        asked = asked_gates(series, load_gates(session.project), wanted)
+        files = read_gates(session.project)
+        asked, unread = asked_gates(series, files, wanted)
         where = Where(
             python=python,
             site=site,
@@ -125,6 +128,10 @@ def register(app: typer.Typer) -> None:
             offline=session.offline,
             progress=session.progress,
         )
+        for name in sorted(set(files.bad) - {gate.name for gate in unread}):
+            session.progress.note(
+                f"{name}: bad file, which no set asks for: {files.bad[name].message}"
+            )
         for name, why in answers.unjudged.items():
             session.progress.note(f"receipts of {name} are not judged: {why}")
         trees = ComposedTrees(series, session.cache, session.offline, session.progress)
@@ -132,8 +139,15 @@ def register(app: typer.Typer) -> None:
             where.use_executor(engine, trees, session.progress)
             if dry_run:
                 rows = forecast(engine, asked, answers, run_all=run_all, series=series)
+                told_of = [*rows, *map(_not_forecast, unread)]
                 return Outcome(
-                    {"gates": rows}, lambda: [*_forecast(rows), *_unjudged(answers)]
+                    {"gates": told_of},
+                    lambda: [
+                        *_forecast(rows),
+                        *_unjudged(answers),
+                        *_unread(unread),
+                    ],
+                    ExitCode.BAD_INPUT if unread else ExitCode.OK,
                 )
             note = session.progress.note
 
@@ -149,14 +163,40 @@ def register(app: typer.Typer) -> None:
                 run_all=run_all,
                 told=told,
             )
+            found.unread = unread
             document = found.document()
             if executor == "ray":
                 document["shipped"] = list(engine.executor.shipped)
         return Outcome(
             document,
             lambda: [*_unjudged(answers), *_result(found)],
-            VERDICT_CODES[found.verdict],
+            ExitCode.BAD_INPUT if unread else VERDICT_CODES[found.verdict],
         )
+
+
+def _not_forecast(gate: "Unread") -> dict[str, Any]:
+    """Return the row of a gate that cannot be read: it would not run."""
+    return {
+        "gate": gate.name,
+        "kind": None,
+        "required": list(gate.required),
+        "advisory": list(gate.advisory),
+        "missing": [gate.error.message],
+        "runs": False,
+        "answered_by": None,
+        "receipts": [],
+        "units": 0,
+        "limit_s": 0,
+        "expected_s": None,
+        "expected_from": None,
+        "alone": False,
+        **gate.error.document(),
+    }
+
+
+def _unread(gates: "Iterable[Unread]") -> list[str]:
+    """Say which gates cannot be read, and why."""
+    return [f"{gate.name}: bad file: {gate.error.message}" for gate in gates]
 
 
 def _unjudged(answers: "Answers") -> list[str]:
@@ -258,9 +298,14 @@ def _why(row: "Row") -> str:
 
 
 def _result(found: "Qualification") -> list[str]:
-    if not found.rows:
+    if not found.rows and not found.unread:
         return ["the series names no gate: not tested"]
-    sets = all_askers((*r.asked.required, *r.asked.advisory) for r in found.rows)
+    sets = all_askers(
+        [
+            *((*row.asked.required, *row.asked.advisory) for row in found.rows),
+            *((*gate.required, *gate.advisory) for gate in found.unread),
+        ]
+    )
     lines = table(
         ["gate", "verdict", "by", "time", "for (advisory)", "why"],
         [
@@ -273,6 +318,17 @@ def _result(found: "Qualification") -> list[str]:
                 _why(row),
             ]
             for row in found.rows
+        ]
+        + [
+            [
+                gate.name,
+                "bad file",
+                "-",
+                "-",
+                who_asks(gate.required, gate.advisory, sets),
+                gate.error.message,
+            ]
+            for gate in found.unread
         ],
     )
     for row in found.rows:
@@ -294,8 +350,13 @@ def _result(found: "Qualification") -> list[str]:
         ]
         if names:
             lines.append(f"required and {verdict or 'not decided'}: {', '.join(names)}")
+    if found.unread:
+        bad = ", ".join(gate.name for gate in found.unread)
+        lines.append(f"bad files, so nothing is qualified: {bad}")
+    lost = sum(bool(gate.required) for gate in found.unread)
     good = sum(row.document["verdict"] == "qualified" for row in needed)
     return [
         *lines,
-        f"verdict: {found.verdict} ({good} of {len(needed)} required gates qualified)",
+        f"verdict: {found.verdict} ({good} of {len(needed) + lost} required gates "
+        "qualified)",
     ]

@@ -575,46 +575,51 @@ def load_gate(path: Path) -> Gate:
     return gate
 
 
-def load_gates(project: Path) -> dict[str, Gate]:
-    """Read every gate of a project.
+@dataclass(frozen=True, slots=True)
+class GateFiles:
+    """The gates of a project, by name, in the order of their names.
+
+    Attributes:
+        good: Those that could be read.
+        bad: What is wrong with the files of the others.
+    """
+
+    good: dict[str, Gate]
+    bad: dict[str, InputError]
+
+
+def read_gates(project: Path) -> GateFiles:
+    """Read every gate of a project; a bad file keeps none of the others away.
 
     Args:
         project: The project folder.
-
-    Returns:
-        The gates by name, in the order of their names.
-
-    Raises:
-        InputError: A file is bad; the message lists the problems of all files.
     """
-    gates: dict[str, Gate] = {}
-    bad: list[InputError] = []
+    files = GateFiles({}, {})
     for path in sorted((project / FOLDER).glob("*.toml")):
         try:
-            gates[path.stem] = load_gate(path)
+            files.good[path.stem] = load_gate(path)
         except InputError as error:
-            bad.append(error)
-    if bad:
-        first = bad[0]
-        raise InputError(
-            "\n".join(error.message for error in bad),
-            kind=first.kind,
-            hint=first.hint,
-            where=first.where,
-        )
-    return gates
+            files.bad[path.stem] = error
+    return files
 
 
-def find_gate(gates: Mapping[str, Gate], name: str) -> Gate:
-    """Return the gate of a name.
+def find_gate(files: GateFiles, name: str) -> Gate:
+    """Return the gate of a name; the files of others may be as they like.
+
+    Args:
+        files: The gates of the project.
+        name: The name.
 
     Raises:
+        InputError: Its file is bad.
         UsageError: There is none; the message names the nearest.
     """
-    if name in gates:
-        return gates[name]
+    if name in files.bad:
+        raise files.bad[name]
+    if name in files.good:
+        return files.good[name]
     raise UsageError(
-        f"there is no gate `{name}`{nearest(name, sorted(gates))}",
+        f"there is no gate `{name}`{nearest(name, sorted({*files.good, *files.bad}))}",
         kind="unknown-gate",
         hint=f"gates are files {FOLDER}/NAME.toml; `stackctl gate list` lists them",
         where={"gate": name},

@@ -24,7 +24,7 @@ from stackctl.fsutil import write_atomic
 from stackctl.gates.answers import Answers
 from stackctl.gates.asked import askers
 from stackctl.gates.bound import lacking
-from stackctl.gates.model import FOLDER, Gate
+from stackctl.gates.model import FOLDER, Gate, GateFiles
 from stackctl.gates.receipt.verify import follows
 from stackctl.gates.rule.model import ORDER
 from stackctl.gates.run import Engine, past_seconds
@@ -60,6 +60,39 @@ class Asked:
     def alone(self) -> bool:
         """Whether nothing else may run beside it."""
         return self.gate.timed
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A gate that sets of the series ask for, and whose file is bad.
+
+    Attributes:
+        name: Its name.
+        required: Sets that require it.
+        advisory: Sets that only want to know.
+        error: What is wrong with its file.
+    """
+
+    name: str
+    required: tuple[str, ...]
+    advisory: tuple[str, ...]
+    error: InputError
+
+    def entry(self) -> dict[str, Any]:
+        """Return the JSON form: that of a gate that nothing answers, and the error."""
+        return {
+            "gate": self.name,
+            "verdict": None,
+            "reasons": [self.error.message],
+            "claims": [],
+            "kind": None,
+            "required": list(self.required),
+            "advisory": list(self.advisory),
+            "source": None,
+            "answered_by": None,
+            "answered_before": False,
+            **self.error.document(),
+        }
 
 
 @dataclass(slots=True)
@@ -102,10 +135,12 @@ class Qualification:
     Attributes:
         rows: One row per gate, in the order of the series.
         ns: Wall-clock nanoseconds.
+        unread: Gates whose files are bad: nothing is qualified then, whoever asks.
     """
 
     rows: list[Row] = field(default_factory=list)
     ns: int = 0
+    unread: Sequence[Unread] = ()
 
     @property
     def verdict(self) -> str:
@@ -115,26 +150,34 @@ class Qualification:
             for row in self.rows
             if row.asked.counts
         ]
+        if self.unread:
+            found.append("not-tested")
         return min(found, key=_place) if found else "not-tested"
 
     def document(self) -> dict[str, Any]:
         """Return the JSON document."""
         return {
             "verdict": self.verdict,
-            "gates": [row.entry() for row in self.rows],
+            "gates": [
+                *(row.entry() for row in self.rows),
+                *(gate.entry() for gate in self.unread),
+            ],
             "ns": self.ns,
         }
 
 
 def asked_gates(
-    series: Series, gates: Mapping[str, Gate], sets: Sequence[str] = ()
-) -> list[Asked]:
+    series: Series, files: GateFiles, sets: Sequence[str] = ()
+) -> tuple[list[Asked], list[Unread]]:
     """Return the gates that a series asks for, in the order of its sets.
 
     Args:
         series: The series.
-        gates: The project's gates.
+        files: The project's gates.
         sets: Only what these sets ask for; all where there are none.
+
+    Returns:
+        The gates, and those whose files are bad.
 
     Raises:
         InputError: The series names a gate that is not defined.
@@ -142,7 +185,7 @@ def asked_gates(
     composed = {item.name for item in series.sets if item.composed}
     wanted = askers(series, composed.intersection(sets) if sets else composed)
     for name, who in wanted.items():
-        if name not in gates:
+        if name not in files.good and name not in files.bad:
             raise InputError(
                 f"{series.file}: the set {who.sets[0]} names the gate {name}, but "
                 f"there is no {FOLDER}/{name}.toml",
@@ -150,9 +193,14 @@ def asked_gates(
                 hint="write the gate's file, or take its name out of the set",
                 where={"file": series.file, "set": who.sets[0]},
             )
-    return [
-        Asked(gates[name], who.required, who.advisory) for name, who in wanted.items()
-    ]
+    asked, unread = [], []
+    for name, who in wanted.items():
+        if name in files.bad:
+            error = files.bad[name]
+            unread.append(Unread(name, who.required, who.advisory, error))
+        else:
+            asked.append(Asked(files.good[name], who.required, who.advisory))
+    return asked, unread
 
 
 def forecast(

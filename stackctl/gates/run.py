@@ -813,7 +813,7 @@ def decide_evidence(file: Path, project: Path) -> Outcome:
         PinError: The gate's file is not the one that the run was bound to.
         UsageError: There is no such gate, or a statistics package is missing.
     """
-    from stackctl.gates.model import find_gate, load_gates
+    from stackctl.gates.model import find_gate, read_gates
     from stackctl.gates.receipt import safe_evidence
 
     hint = "name the evidence.json of a run"
@@ -829,7 +829,7 @@ def decide_evidence(file: Path, project: Path) -> Outcome:
             where={"file": str(file)},
         ) from None
     evidence = safe_evidence(from_document(document, str(file)))
-    gate = find_gate(load_gates(project), evidence.gate)
+    gate = find_gate(read_gates(project), evidence.gate)
     bound = [f for f in evidence.inputs.get("files", ()) if f.get("role") == "gate"]
     if [item.get("sha256") for item in bound] != [gate.sha256]:
         raise PinError(

@@ -369,3 +369,56 @@ def test_without_statistics_the_receipts_that_need_none_answer(
     for option in ([], ["--dry-run"]):
         text = run("qualify", *option, cwd=brought.folder).out
         assert "the receipts of 1 gate are not judged here: pip install" in text
+
+
+def test_a_bad_file_of_a_gate_keeps_no_other_gate_from_its_answer(project):
+    """Nothing is qualified with it, whoever asks for it; the others are told."""
+    fill(project)
+    folder = project.folder / "ci/gates"
+    (folder / "torn.toml").write_text('schema = 1\nkind = "parity"\ntitl = "t"\n')
+    ask(project, alpha='{ required = ["good"] }', gamma='{ advisory = ["torn"] }')
+    done = qualify(project)
+    assert (done.code, done.json["verdict"]) == (3, "not-tested"), done.json
+    good, torn = done.json["gates"]
+    assert (good["gate"], good["verdict"]) == ("good", "qualified")
+    assert (torn["gate"], torn["verdict"], torn["advisory"]) == (
+        "torn",
+        None,
+        ["gamma"],
+    )
+    assert torn["error"]["kind"] == "bad-gate"
+    assert "did you mean `title`" in torn["reasons"][0]
+    words = run("qualify", cwd=project.folder)
+    assert words.code == 3
+    assert "bad files, so nothing is qualified: torn" in words.out
+    assert "verdict: not-tested (1 of 1 required gates qualified)" in words.out
+    plan = qualify(project, "--dry-run")
+    assert plan.code == 3
+    assert [row["runs"] for row in plan.json["gates"]] == [False, False]
+
+    # What is worse than not tested stays so; a file that nobody asks for costs nothing.
+    ask(project, beta='{ required = ["bad"] }')
+    assert qualify(project).json["verdict"] == "rejected"
+    only = qualify(project, "--set", "alpha", "-v")
+    assert (only.code, only.json["verdict"]) == (0, "qualified")
+    assert "torn: bad file, which no set asks for" in only.err
+
+
+def test_a_bad_file_of_a_gate_is_listed_and_the_others_run(project):
+    fill(project)
+    (project.folder / "ci/gates/torn.toml").write_text(
+        'schema = 1\nkind = 7\ntitle = "t"\n'
+    )
+    listed = run("gate", "list", "--json", cwd=project.folder)
+    assert listed.code == 3
+    entries = {entry["name"]: entry for entry in listed.json["gates"]}
+    assert entries["good"]["can_run"] and not entries["torn"]["can_run"]
+    assert entries["good"]["error"] is None
+    assert entries["torn"]["error"]["where"]["line"] == 2
+    assert "torn  bad file" in run("gate", "list", cwd=project.folder).out
+    assert run("gate", "run", "good", cwd=project.folder).code == 0
+    done = run("gate", "run", "good", "torn", "--json", cwd=project.folder)
+    assert (done.code, done.json["error"]["kind"]) == (3, "bad-gate")
+    doctor = run("doctor", "--json", cwd=project.folder).json
+    (torn,) = [gate for gate in doctor["gates"] if gate["name"] == "torn"]
+    assert not torn["can_run"] and "torn.toml:2" in torn["missing"][0]

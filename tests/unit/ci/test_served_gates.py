@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from stackctl.gates.accuracy.unit import prompts
-from stackctl.gates.model import load_gates
+from stackctl.gates.model import read_gates
 from stackctl.gates.rule.accuracy import fewest_items
 from stackctl.gates.serving.server import fill
 
 ROOT = Path(__file__).resolve().parents[3]
-GATES = [g for g in load_gates(ROOT).values() if g.kind in ("serving", "accuracy")]
+GATES = [g for g in read_gates(ROOT).good.values() if g.kind in ("serving", "accuracy")]
 
 
 def test_both_kinds_are_there() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stackctl.errors import InputError, UsageError
-from stackctl.gates.model import find_gate, load_gate, load_gates
+from stackctl.gates.model import find_gate, load_gate, read_gates
 
 GOOD = """\
 schema = 1
@@ -106,23 +106,25 @@ def test_a_bad_file_name_is_refused(tmp_path):
         load(tmp_path, GOOD, "A_gate.toml")
 
 
-def test_all_bad_files_are_named_at_once(tmp_path):
+def test_a_bad_file_keeps_no_other_gate_away(tmp_path):
     folder = tmp_path / "ci/gates"
     folder.mkdir(parents=True)
     (folder / "a.toml").write_text("schema = 1\nnot toml")
     (folder / "b.toml").write_text('schema = 1\nkind = "speed"\ntitle = "t"')
     (folder / "c.toml").write_text(GOOD)
-    with pytest.raises(InputError) as error:
-        load_gates(tmp_path)
-    assert "a.toml:2" in error.value.message and "b.toml:2" in error.value.message
-    assert "c.toml" not in error.value.message
+    files = read_gates(tmp_path)
+    assert list(files.good) == ["c"] and list(files.bad) == ["a", "b"]
+    assert all(f"{n}.toml:2" in error.message for n, error in files.bad.items())
+    assert find_gate(files, "c").name == "c"
+    with pytest.raises(InputError, match=r"a\.toml:2"):
+        find_gate(files, "a")
 
 
 def test_an_unknown_gate_names_the_nearest(tmp_path):
     folder = tmp_path / "ci/gates"
     folder.mkdir(parents=True)
     (folder / "kpool-speed.toml").write_text(GOOD)
-    gates = load_gates(tmp_path)
+    gates = read_gates(tmp_path)
     assert find_gate(gates, "kpool-speed").name == "kpool-speed"
     with pytest.raises(UsageError, match="did you mean `kpool-speed`"):
         find_gate(gates, "kpool-sped")

@@ -98,3 +98,69 @@ def test_a_claim_about_a_cell_that_is_not_there(tmp_path: Path) -> None:
     path.write_text(text.replace("c2/ctx100", "c3/ctx100"))
     with pytest.raises(InputError, match="c2/ctx100"):
         load_gate(path)
+
+
+SIGN = """\
+[[serving.engagement]]
+arm = "on"
+feature = "overlap"
+log = "Side streams are used."
+"""
+
+
+def declared(folder: Path, sign: str = SIGN, engaged: str = '["on"]', keys=""):
+    """A gate that says what shows its features."""
+    path = folder / "serving-x.toml"
+    text = GOOD.format(keys=keys, cell="requests = 4", metric="tokens_per_s")
+    rule = f"blocks = true\nengaged = {engaged}"
+    path.write_text(text.replace("blocks = true", rule) + sign)
+    return load_gate(path)
+
+
+SERVER = 'server = ["vllm", "{{port}}"]'.replace("{{", "{").replace("}}", "}")
+
+
+def test_what_shows_a_feature_is_read(tmp_path: Path) -> None:
+    metric = SIGN.replace(
+        'log = "Side streams are used."',
+        'metric = "vllm:forks_total"\nlabels = { engine = "0" }',
+    ).replace("overlap", "forks")
+    gate = declared(tmp_path, SIGN + metric, keys=SERVER)
+    assert gate.serving is not None
+    log, grows = gate.serving.engagement
+    assert (log.log, log.metric, dict(log.labels)) == (
+        "Side streams are used.",
+        None,
+        {},
+    )
+    assert (grows.metric, dict(grows.labels)) == ("vllm:forks_total", {"engine": "0"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"on"', '"onn"', "names no arm `onn`"),
+        ('"on"', '"base"', "base is the reference arm"),
+        ("log = ", 'metric = "a_total"\nlog = ', "exactly one of `log`, `metric`"),
+        ('log = "Side streams are used."', "", "exactly one of `log`, `metric`"),
+        ("log = ", 'labels = { a = "1" }\nlog = ', "goes with `metric`"),
+        ("Side streams are used.", "*****short*", "fewer than 8 characters beside"),
+        ("log = ", "metric = ", "a name of a Prometheus metric"),
+        (SIGN, SIGN + SIGN, "overlap of the arm on is declared twice"),
+        (SIGN, "", "no [[serving.engagement]] says what its server shows"),
+    ],
+)
+def test_faults_in_what_shows_a_feature(tmp_path: Path, old, new, words) -> None:
+    with pytest.raises(InputError) as caught:
+        declared(tmp_path, SIGN.replace(old, new), keys=SERVER)
+    assert words in caught.value.message.replace('"onn"', "`onn`")
+    assert caught.value.where["line"]
+
+
+def test_what_shows_a_feature_and_the_rule_belong_together(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not name the arm on"):
+        declared(tmp_path, engaged="[]", keys=SERVER)
+    with pytest.raises(InputError, match="declare a `metric`"):
+        declared(tmp_path)  # no server of ours, so no output of ours
+    with pytest.raises(InputError, match="`captured` does not go with"):
+        declared(tmp_path, engaged='["on"]\ncaptured = ["on"]', keys=SERVER)
