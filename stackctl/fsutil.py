@@ -4,7 +4,9 @@
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -14,6 +16,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 # A stale temporary file is taken over at once; only a living writer makes us try again.
 _ATTEMPTS = 10_000
+_REMOVALS = itertools.count()
 
 
 def read_regular(path: Path, limit: int) -> bytes:
@@ -118,6 +121,25 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         _sync_folder(path.parent)
     except OSError as error:
         raise _write_error(path, error) from None
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove what has a folder's name: the name first, so that nobody meets half.
+
+    Args:
+        folder: The folder, or a link or file in its place; it may be gone.
+    """
+    # Several threads may do so, and whoever finds remains may remove them meanwhile.
+    number = f"{os.getpid()}{next(_REMOVALS):06d}"
+    doomed = folder.with_name(f".{folder.name}.{number}.old")
+    try:
+        os.rename(folder, doomed)
+    except FileNotFoundError:
+        return  # somebody was faster
+    if doomed.is_symlink() or not doomed.is_dir():
+        doomed.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def refuse_link_out(project: Path, folder: Path) -> None:

@@ -99,10 +99,11 @@ def register(app: typer.Typer) -> None:
         from stackctl.compose.plan import find_set
         from stackctl.gates.answers import look
         from stackctl.gates.arms import ComposedTrees
+        from stackctl.gates.bound import model_identity
         from stackctl.gates.model import read_gates
         from stackctl.gates.qualify import asked_gates, forecast
         from stackctl.gates.qualify import qualify as run_all_of
-        from stackctl.gates.run import Engine, model_identity
+        from stackctl.gates.run import Engine
 
         series = session.series
         wanted = [find_set(series, name).name for name in split_names(sets)]

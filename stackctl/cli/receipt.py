@@ -591,7 +591,7 @@ def register(app: typer.Typer) -> None:
         asked, shelf = _asked(session, files)
         identity = None
         if model is not None:
-            from stackctl.gates.run import model_identity
+            from stackctl.gates.bound import model_identity
 
             identity = model_identity(model)
         state = ProjectState(

@@ -7,7 +7,6 @@ there is none.
 """
 
 import hashlib
-import itertools
 import os
 import shutil
 import stat
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stackctl.errors import InputError, PinError, UsageError
-from stackctl.fsutil import sha256_of_file
+from stackctl.fsutil import remove_folder, sha256_of_file
 from stackctl.gates.evidence import EXTERNAL
 from stackctl.git.objects import (
     BLOB,
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = "vllm"
 """Folder of the tree that an installation has as a package."""
-
-_REMOVALS: Final = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,21 +311,6 @@ class ComposedTrees:
     def paths(self, tree: str) -> frozenset[bytes]:
         """Return the paths of a tree's files."""
         return frozenset(path for path, _, _ in self._cache.store.walk(tree))
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove what has a folder's name: the name first, so that nobody meets half."""
-    # Several threads may do so, and whoever finds remains may remove them meanwhile.
-    number = f"{os.getpid()}{next(_REMOVALS):06d}"
-    doomed = folder.with_name(f".{folder.name}.{number}.old")
-    try:
-        os.rename(folder, doomed)
-    except FileNotFoundError:
-        return  # somebody was faster
-    if doomed.is_symlink() or not doomed.is_dir():
-        doomed.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def is_test(path: str) -> bool:

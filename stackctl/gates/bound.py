@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that a gate's answer depends on: bound when it runs, compared later."""
+"""What a gate's answer depends on: bound when it runs, compared later."""
 
 import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import stackctl
 from stackctl.errors import InputError
@@ -199,3 +199,27 @@ def _inside(path: Path, project: Path) -> str:
     if path.is_relative_to(project):
         return path.relative_to(project).as_posix()
     return f"{FOLDER}/{path.name}"
+
+
+def model_identity(path: str | None) -> dict[str, Any] | None:
+    """Return what a model is, without saying where.
+
+    Args:
+        path: Folder or name, as the user gave it.
+
+    Returns:
+        `name`, `revision` (None where it is not known) and `sha256` over names, sizes
+        and, of files up to 1 MiB, contents; None where it is no folder.
+    """
+    if path is None:
+        return None
+    folder = Path(path)
+    if not folder.is_dir():
+        return {"name": path.rpartition("/")[2], "revision": None, "sha256": None}
+    total = hashlib.sha256()
+    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        size = file.stat().st_size
+        name = file.relative_to(folder).as_posix()
+        digest = sha256_of_file(file) if size <= 1 << 20 else "-"
+        total.update(f"{name}\0{size}\0{digest}\0".encode("utf-8", "surrogateescape"))
+    return {"name": folder.name, "revision": None, "sha256": total.hexdigest()}

@@ -305,7 +305,7 @@ class LocalHost:
 
     def model(self) -> dict[str, Any] | None:
         """Return what the model is, without saying where."""
-        from stackctl.gates.run import model_identity
+        from stackctl.gates.bound import model_identity
 
         return model_identity(self.here.parameters.get("model"))
 

@@ -23,8 +23,8 @@ from typing import Any, Final
 from stackctl import __version__
 from stackctl.compose.materialise import TreeSource, materialise, new_folder
 from stackctl.errors import InputError, PinError, UsageError
-from stackctl.fsutil import read_regular, write_atomic
-from stackctl.gates.arms import ComposedTrees, Found, folder_tree, holds, remove_folder
+from stackctl.fsutil import read_regular, remove_folder, write_atomic
+from stackctl.gates.arms import ComposedTrees, Found, folder_tree, holds
 from stackctl.gates.evidence import EXTERNAL
 from stackctl.gates.model import Gate
 from stackctl.gates.run import Engine

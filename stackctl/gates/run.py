@@ -8,7 +8,6 @@ taken up again where it stood as long as nothing that it is bound to has changed
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import secrets
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from stackctl.errors import InputError, PinError, RemoteError, UsageError
-from stackctl.fsutil import read_regular, sha256_of_file, write_atomic
+from stackctl.fsutil import read_regular, write_atomic
 from stackctl.gates.arms import Found, Trees
 from stackctl.gates.asked import sets_asking
 from stackctl.gates.bound import bound_files
@@ -860,30 +859,6 @@ def past_seconds(runs: Path, gate: Gate) -> float | None:
         if units:
             return sum(unit.ns for unit in units.values()) / len(units) / 1e9
     return None
-
-
-def model_identity(path: str | None) -> dict[str, Any] | None:
-    """Return what a model is, without saying where.
-
-    Args:
-        path: Folder or name, as the user gave it.
-
-    Returns:
-        `name`, `revision` (None where it is not known) and `sha256` over names, sizes
-        and, of files up to 1 MiB, contents; None where it is no folder.
-    """
-    if path is None:
-        return None
-    folder = Path(path)
-    if not folder.is_dir():
-        return {"name": path.rpartition("/")[2], "revision": None, "sha256": None}
-    total = hashlib.sha256()
-    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        size = file.stat().st_size
-        name = file.relative_to(folder).as_posix()
-        digest = sha256_of_file(file) if size <= 1 << 20 else "-"
-        total.update(f"{name}\0{size}\0{digest}\0".encode("utf-8", "surrogateescape"))
-    return {"name": folder.name, "revision": None, "sha256": total.hexdigest()}
 
 
 def _image_digest(gate: Gate, units: Mapping[int, Unit]) -> str | None:

@@ -15,7 +15,7 @@ import weakref
 from pathlib import Path
 from typing import Final
 
-from stackctl.gates.arms import remove_folder
+from stackctl.fsutil import remove_folder
 
 MOST: Final = 8
 """Trees that are kept; those that are in use are kept beyond it."""

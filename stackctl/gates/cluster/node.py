@@ -22,7 +22,8 @@ from typing import Any, Final
 from stackctl.cache import Cache
 from stackctl.compose.materialise import materialise
 from stackctl.errors import InternalError, PinError, RemoteError, StackctlError
-from stackctl.gates.arms import Found, folder_tree, holds, remove_folder
+from stackctl.fsutil import remove_folder
+from stackctl.gates.arms import Found, folder_tree, holds
 from stackctl.gates.cluster.shim import keep_folder
 from stackctl.gates.evidence import Arm, Slot
 from stackctl.gates.here import Here, default_python
