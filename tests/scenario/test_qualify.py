@@ -415,7 +415,7 @@ def test_a_bad_file_of_a_gate_is_listed_and_the_others_run(project):
     assert entries["good"]["can_run"] and not entries["torn"]["can_run"]
     assert entries["good"]["error"] is None
     assert entries["torn"]["error"]["where"]["line"] == 2
-    assert "torn  bad file" in run("gate", "list", cwd=project.folder).out
+    assert "torn    bad file" in run("gate", "list", cwd=project.folder).out
     assert run("gate", "run", "good", cwd=project.folder).code == 0
     done = run("gate", "run", "good", "torn", "--json", cwd=project.folder)
     assert (done.code, done.json["error"]["kind"]) == (3, "bad-gate")
