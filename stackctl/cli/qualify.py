@@ -223,7 +223,8 @@ def _receipt(facts: "Mapping[str, Any]") -> str:
     """Say of when and where a receipt is, and who vouches for it."""
     from stackctl.gates.receipt.words import when
 
-    return f"{when(facts['started'])}, {facts['hardware']}, {facts['signature']}"
+    told = f"{when(facts['started'])}, {facts['hardware']}, {facts['signature']}"
+    return f"{told}, one of {facts['of']} that count" if facts["of"] > 1 else told
 
 
 def _forecast(rows: list[dict[str, Any]]) -> list[str]:

@@ -69,7 +69,11 @@ class Answers:
         return said
 
     def facts(self, judged: Judged) -> dict[str, Any]:
-        """Return which receipt it is, and of when and where, as JSON."""
+        """Return which receipt it is, and of when and where, as JSON.
+
+        `of` is how many receipts count and came to an answer: a gate that was run
+        again and again until one qualified shows it.
+        """
         receipt = judged.receipt
         return {
             "file": self.place(judged),
@@ -78,6 +82,10 @@ class Answers:
             "started": receipt.predicate.run.started,
             "hardware": hardware(receipt.predicate.scope),
             "signature": str(judged.check.signature),
+            "of": sum(
+                each.counts and each.verdict in DECIDED
+                for each in self.judged.get(receipt.gate, ())
+            ),
         }
 
     def place(self, judged: Judged) -> str:

@@ -97,6 +97,9 @@ items = 4
 tokens = 500
 """
 
+BY_METRIC = ('log = "line ten is * slowly"', 'metric = "faulty:forks_total"')
+"""What a server at an address can show as well."""
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
@@ -203,11 +206,7 @@ def test_servers_at_addresses_are_no_trees_of_ours(project) -> None:
         path = project.folder / "ci/gates/speed.toml"
         text = path.read_text()
         asked = gate(project, "speed", "--base-url", " ".join(urls))
-        path.write_text(
-            text.replace(
-                'log = "line ten is * slowly"', 'metric = "faulty:forks_total"'
-            )
-        )
+        path.write_text(text.replace(*BY_METRIC))
         shown = gate(project, "speed", "--base-url", " ".join(urls))
     assert (asked.code, asked.json["verdict"]) == (8, "not-tested")
     assert "what a server at an address writes" in asked.json["reasons"][0]
@@ -245,7 +244,7 @@ def test_a_bad_address_is_refused_before_anything_runs(
 ) -> None:
     project = gate_project(tmp_path / "project")
     text = SERVING.format(script="{}", drain=1)
-    text = text.replace('log = "line ten is * slowly"', 'metric = "lines_total"')
+    text = text.replace(*BY_METRIC)
     lines = [line for line in text.splitlines() if not line.startswith("server =")]
     (project.folder / "ci/gates/url.toml").write_text("\n".join(lines))
     done = run(
@@ -301,7 +300,8 @@ def test_what_the_unit_itself_finds_wrong_is_told(project) -> None:
     add(project, "speed", SERVING)
     path = project.folder / "ci/gates/speed.toml"
     # An arm that is no tree has nothing to start a server of.
-    path.write_text(path.read_text().replace("upto:alpha", "external"))
+    text = path.read_text().replace("upto:alpha", "external")
+    path.write_text(text.replace(*BY_METRIC))
     done = gate(project, "speed", "--seed", "4")
     assert (done.code, done.json["verdict"]) == (9, "invalid")
     assert "needs {tree}, which was not given" in done.json["reasons"][0]
@@ -323,7 +323,7 @@ def test_what_the_unit_itself_finds_wrong_is_told(project) -> None:
 def test_what_a_server_lacks_is_told_before_it_is_started(
     project, old, new, reason
 ) -> None:
-    add(project, "speed", SERVING.replace(old, new))
+    add(project, "speed", SERVING.replace(*BY_METRIC).replace(old, new))
     for command in ("list",), ("list", "--base-url", "http://127.0.0.1:1/v1"):
         listed = run("gate", *command, "--json", cwd=project.folder)
         (entry,) = listed.json["gates"]

@@ -26,6 +26,12 @@ REMOVED: Final = "[removed]"
 MAX_TEXT: Final = 2_000
 """Longest text that is kept, characters."""
 
+SHORT: Final = 100
+"""Longest text of which a filter remembers what it made, characters."""
+
+MOST_KNOWN: Final = 4_096
+"""Most such texts."""
+
 MAX_DEPTH: Final = 12
 """Deepest nesting of a unit's answer."""
 
@@ -254,6 +260,7 @@ class Filter:
     def __init__(self, private: Sequence[str] = (), public: Iterable[str] = ()) -> None:
         self._public = frozenset(public)
         self._removed: dict[str, str] = {}
+        self._known: dict[str, str] = {}
         alternatives = "|".join(map(_anywhere_or_word, private))
         self._private = re.compile(f"(?i){alternatives}") if alternatives else None
 
@@ -261,6 +268,15 @@ class Filter:
         """Return a text whose words all have an allowed shape."""
         if value in self._public:
             return value
+        # The keys of a million samples are a handful of texts.
+        if (known := self._known.get(value)) is not None:
+            return known
+        found = self._text(value)
+        if len(value) <= SHORT and len(self._known) < MOST_KNOWN:
+            self._known[value] = found
+        return found
+
+    def _text(self, value: str) -> str:
         value = _shortened(value)
         if self._private is not None:
             value = self._private.sub(REMOVED, value)

@@ -4,6 +4,7 @@
 import pytest
 
 from stackctl.gates.receipt.allow import (
+    MOST_KNOWN,
     REMOVED,
     Filter,
     private_values,
@@ -208,3 +209,38 @@ def test_a_long_text_is_cut_at_a_space() -> None:
     assert len(kept) <= 2000
     assert kept.endswith("word ...")
     assert Filter().text(kept) == kept
+
+
+def test_the_work_for_many_samples_is_that_for_their_names(monkeypatch) -> None:
+    """A gate may compare half a million cases: their keys are looked at once."""
+    looked: list[str] = []
+    real = Filter._text
+    monkeypatch.setattr(
+        Filter, "_text", lambda self, text: looked.append(text) or real(self, text)
+    )
+
+    def work(count: int) -> int:
+        looked.clear()
+        cases = [
+            {"id": f"case-{n}", "equal": True, "elements": 64, "note": "as it should"}
+            for n in range(count)
+        ]
+        answer = {"schema": 1, "samples": {"cases": cases}}
+        kept = Filter(["secret-name"]).unit({"unit": 0, "answer": answer})
+        assert kept["answer"] == answer
+        return len(looked)
+
+    few, many = work(500), work(1000)
+    assert few <= 500 + 10 and many - few == 500
+
+
+def test_what_is_remembered_is_what_was_made() -> None:
+    chosen = Filter(["ada"])
+    texts = ["by ada", "/home/ada/x", "fine", "by ada", "/home/ada/x", "fine"]
+    made = [chosen.text(text) for text in texts]
+    assert made[:3] == made[3:] == ["by [removed]", "[removed]", "fine"]
+    names = [chosen.name(text) for text in ("ada", "ada b", "ada", "ada b")]
+    assert names == ["removed-1", "removed-2", "removed-1", "removed-2"]
+    many = [f"word-{n} by ada" for n in range(MOST_KNOWN + 50)]
+    assert {chosen.text(text).rpartition(" ")[2] for text in many} == {"[removed]"}
+    assert len(chosen._known) <= MOST_KNOWN
