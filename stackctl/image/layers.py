@@ -257,9 +257,18 @@ def scan_layer(
         # page. One large block, never touched, makes it keep what the chunks need.
         bytes(_LARGE)
     source: Iterator[bytes] = iter(())
+    failures: list[Exception] = []
     hasher = hashlib.sha256()
     pump: Pump[bytes] | None = None
     sink: Sink[bytes] | None = None
+
+    def stored() -> Iterator[bytes]:
+        try:
+            yield from blob
+        except Exception as exc:
+            # It may come while what is before it is parsed, and that may fail too.
+            failures.append(exc)
+            raise
 
     def plain() -> Iterator[bytes]:
         for chunk in decompress(source, budget.limits):
@@ -275,7 +284,7 @@ def scan_layer(
 
     try:
         try:
-            scan.compression, source = sniff(blob)
+            scan.compression, source = sniff(stored())
             if not threaded:
                 parts = plain()
             elif scan.compression == "gzip":
@@ -298,6 +307,8 @@ def scan_layer(
                 pump.stop()
             for _ in source:
                 pass
+            if failures:
+                raise failures[0] from None
             raise
         finally:
             if pump is not None:
@@ -311,6 +322,9 @@ def scan_layer(
         if close is not None:
             close()
         raise
+    finally:
+        # An exception holds the frames that it passed, and these hold the list.
+        failures.clear()
     return scan
 
 
