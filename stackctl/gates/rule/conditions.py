@@ -6,7 +6,7 @@ is derived again from a receipt, so what it rests on must be in the receipt.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from stackctl.gates.evidence import Evidence, Schedule, Slot, Unit
@@ -86,9 +86,8 @@ def examine(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> Conditio
         not_tested.append("no unit ran")
     complete, partial = _complete(evidence.schedule, units)
     limitations = [escape(text, 400) for text in evidence.limitations]
-    unknown = [str(n) for n, unit in units.items() if load(unit) is None]
-    if unknown and rule.statistic == "paired-log-ratio":
-        limitations.append(f"the host's load is not known in units {listed(unknown)}")
+    if rule.statistic == "paired-log-ratio" and (why := unknown_load(units.values())):
+        limitations.append(why)
     return Conditions(
         tuple(dict.fromkeys(invalid)),
         tuple(rejected),
@@ -118,6 +117,29 @@ def load(unit: Unit) -> float | None:
     ends = [number(unit.host.get(name)) for name in ("load_before", "load_after")]
     known = [value for value in ends if value is not None]
     return math.fsum(known) / len(known) / cpus if len(known) == 2 else None
+
+
+def unknown_load(units: Iterable[Unit]) -> str | None:
+    """Say in which units what other programs did is not known, before, during or after.
+
+    A load that was over the limit may not be taken out of a receipt without being
+    missed.
+
+    Args:
+        units: Units of a gate that measures time.
+
+    Returns:
+        A sentence, None where it is known everywhere.
+    """
+    names = ("cpus", "load_before", "load_mean", "load_after")
+    unknown = [
+        str(unit.unit)
+        for unit in units
+        if any(number(unit.host.get(name)) is None for name in names)
+    ]
+    return (
+        f"the host's load is not known in units {listed(unknown)}" if unknown else None
+    )
 
 
 def number(value: object) -> float | None:

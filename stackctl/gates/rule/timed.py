@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from stackctl.gates.evidence import Slot, Unit
-from stackctl.gates.rule.conditions import load, number
+from stackctl.gates.rule.conditions import load, number, unknown_load
 from stackctl.gates.rule.intervals import (
     LEVEL_SPREAD,
     MAX_PAIRS,
@@ -108,6 +108,8 @@ def judge(
     limits = [*caps, *(why for why in (pairs.unbalanced, pairs.repeated) if why)]
     if rule.blocks and claim.against:
         limits += _loads(rule, claim, blocks)
+    if why := unknown_load(unit for block in blocks for _, unit in block):
+        limits.append(f"{why}, so it may have been over the limit")
     if len(pairs.values) < 2:
         text = f"{counted(len(pairs.values), 'pair')} finished: no interval yet"
         return _without_figures(

@@ -527,6 +527,21 @@ def test_a_load_that_is_not_known_may_have_differed():
     assert found.limitations
 
 
+@pytest.mark.parametrize("name", ["cpus", "load_before", "load_mean", "load_after"])
+@pytest.mark.parametrize("value", [None, ..., "0", float("nan")])
+def test_a_load_that_somebody_took_out_is_missed(name, value):
+    """Over the limit it makes a run invalid; without it nothing is decided."""
+    host = {**HOST, name: value}
+    if value is ...:
+        del host[name]
+    for good, rule, claim in ((GOOD, KERNEL, GAIN), (serving(1.05), SERVING, LOSS)):
+        units = list(good.units)
+        units[4] = replace(units[4], host=host)
+        found = decide(rule, [claim], replace(good, units=tuple(units)))
+        assert found.verdict == "insufficient-evidence"
+        assert "the host's load is not known in units 4" in " ".join(found.reasons)
+
+
 @pytest.mark.parametrize("units", [18, 19, 20, 26])
 def test_half_a_block_is_no_block(units):
     seen = serving(1.05)
