@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the report shows: the stack, the gates, and the receipts as they are now."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +140,7 @@ def collect(
         found = state.find("composed")
         composition, tree = found.composition or "", found.tree or ""
     except StackctlError as error:
-        problem = error.message
+        problem = _inside(error.message, root)
     return Report(
         series=series,
         base=base,
@@ -188,7 +188,10 @@ def _gates(
                 problem,
                 sets.required,
                 sets.advisory,
-                tuple(judged.get(name, ())),
+                tuple(
+                    replace(each, unknown=_inside(each.unknown, root))
+                    for each in judged.get(name, ())
+                ),
             )
         )
     return answers
