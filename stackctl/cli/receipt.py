@@ -624,7 +624,13 @@ def register(app: typer.Typer) -> None:
     )
     def sign(
         session: Session,
-        files: Annotated[list[str], _FILES],
+        files: Annotated[
+            list[str],
+            typer.Argument(
+                metavar="FILE...",
+                help="Receipts: files, gates, or starts of digests.",
+            ),
+        ],
         ssh_key: Annotated[
             Path | None, typer.Option(metavar="FILE", help="Sign with this SSH key.")
         ] = None,

@@ -51,11 +51,16 @@ def _option(parameter: Any) -> str:
     if parameter.secondary_opts:
         names += " / " + ", ".join(f"`{name}`" for name in parameter.secondary_opts)
     if parameter.param_type_name == "argument":
-        names = f"`{parameter.metavar or parameter.name.upper()}`"
+        metavar = parameter.metavar or parameter.name.upper()
+        brackets = not parameter.required and metavar[:1] != "["
+        names = f"`[{metavar}]`" if brackets else f"`{metavar}`"
     elif not parameter.is_flag and parameter.metavar:
         names += f" `{parameter.metavar}`"
     # A bar ends a cell, in code too.
-    cells = [names, (parameter.help or "").strip()]
+    text = (parameter.help or "").strip()
+    if parameter.required and parameter.param_type_name == "option":
+        text += " Required."
+    cells = [names, text]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

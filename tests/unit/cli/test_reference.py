@@ -25,6 +25,15 @@ def test_every_command_has_an_example() -> None:
     assert [part.split("\n")[0] for part in parts if "```sh" not in part] == []
 
 
+def test_what_must_be_given_is_told_from_what_may() -> None:
+    parts = dict(part.split("\n", 1) for part in reference().split("\n## ")[1:])
+    assert "| `FILE...` |" in parts["`stackctl receipt sign`"]
+    assert "| `[FILE]...` |" in parts["`stackctl receipt show`"]
+    assert "| `[SET]` |" in parts["`stackctl diff`"]
+    assert "has the tag. Required. |" in parts["`stackctl tag verify`"]
+    assert reference().count(" Required. |") >= 8
+
+
 def test_the_readme_shows_what_the_lock_says() -> None:
     lock = read_lock(ROOT / "series.lock")
     readme = (ROOT / "README.md").read_text()
