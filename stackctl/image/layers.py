@@ -231,6 +231,7 @@ def scan_layer(
     interest: Interest,
     *,
     size_hint: int | None = None,
+    each: Callable[[LayerEntry], object] | None = None,
 ) -> LayerScan:
     """Read a layer blob to its end.
 
@@ -239,6 +240,8 @@ def scan_layer(
         budget: Limits shared by the layers of an image.
         interest: Which files to keep.
         size_hint: Stored size in bytes, to choose between threads and none.
+        each: Told every entry as soon as it is read, which is before any digest is
+            known to hold: what it makes of them counts only when this returns.
 
     Returns:
         The entries and digests.
@@ -298,7 +301,7 @@ def scan_layer(
                 sink = Sink(hasher.update)
                 parts = plain()
             chunks = hashed(parts)
-            _parse(chunks, scan, budget, interest)
+            _parse(chunks, scan, budget, interest, each)
             for _ in chunks:
                 pass
         except (ImageFormatError, AmbiguousImageError):
@@ -329,7 +332,11 @@ def scan_layer(
 
 
 def _parse(
-    chunks: Iterable[bytes], scan: LayerScan, budget: Budget, interest: Interest
+    chunks: Iterable[bytes],
+    scan: LayerScan,
+    budget: Budget,
+    interest: Interest,
+    each: Callable[[LayerEntry], object] | None,
 ) -> None:
     reader = TarReader(ByteStream(chunks), max_entries=budget.limits.entries)
     entries = scan.entries
@@ -368,6 +375,8 @@ def _parse(
         if entry.pax or entry.type == "3":
             item.overlay = _overlay_meaning(entry)
         entries.append(item)
+        if each is not None:
+            each(item)
     if reader.trailing:
         scan.notes.append("trailing-data")
 

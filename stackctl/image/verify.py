@@ -9,7 +9,7 @@ the question from being answered is `unverifiable`, with the reason.
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -25,7 +25,13 @@ from stackctl.errors import (
 )
 from stackctl.image.blobs import Pump
 from stackctl.image.errors import DigestError
-from stackctl.image.layers import Budget, Interest, LayerScan, scan_layer
+from stackctl.image.layers import (
+    Budget,
+    Interest,
+    LayerEntry,
+    LayerScan,
+    scan_layer,
+)
 from stackctl.image.layout import DirLayout, OciLayout
 from stackctl.image.limits import Limits
 from stackctl.image.platform import Platform
@@ -43,7 +49,7 @@ if TYPE_CHECKING:
     from stackctl.image.folder import Folder
     from stackctl.image.rules import Allow
     from stackctl.image.startup import Warn
-    from stackctl.image.view import View
+    from stackctl.image.view import Applier, View
     from stackctl.image.wheel import Wheel
 
 #: Bytes above which a file is hashed only if something compares it.
@@ -394,27 +400,26 @@ class _Verifier:
             "platform": str(image.platform),
             "layers": layers,
         }
-        scans = Pump(iter(self._scans(image.layers)))
+        building = _Building()
+        scans = Pump(iter(self._scans(image.layers, building)))
         try:
             # What the layers are compared with is got ready while they are read, and so
             # are the modules that do it.
             from stackctl.image import rules
             from stackctl.image.contents import LayerContents
             from stackctl.image.startup import Warn
-            from stackctl.image.view import Applier, View
 
-            view = View()
-            applier = Applier(view)
             warnings = [Warn(code, text, strict=False) for code, text in image.notes]
             rules.known_wheel_file(b"")
             self._expected()
             self._pinned()
-            for number, (layer, scan) in enumerate(
+            for number, (layer, (scan, refusal)) in enumerate(
                 zip(image.layers, scans, strict=True)
             ):
                 self._progress.update("layers", number + 1, len(image.layers))
                 self._check_scan(number, layer, scan)
-                applier.apply(scan.entries)
+                if refusal is not None:
+                    raise refusal
                 layers.append(
                     {
                         "digest": layer.digest,
@@ -442,33 +447,46 @@ class _Verifier:
         scans.stop()
         contents = LayerContents(image.layers, self._request.limits)
         return _Loaded(
-            view, contents, self._report.image, image.config, warnings=warnings
+            building.view(),
+            contents,
+            self._report.image,
+            image.config,
+            warnings=warnings,
         )
 
-    def _scans(self, layers: Sequence[Layer]) -> Iterable[LayerScan]:
-        """Yield the scan of every layer in order; repeated layers are read once."""
+    def _scans(
+        self, layers: Sequence[Layer], building: "_Building"
+    ) -> Iterator[tuple[LayerScan, StackctlError | None]]:
+        """Yield the scan of every layer in order, and why it cannot be applied.
+
+        Repeated layers are read once.
+        """
         interest = self._interest()
-        done: dict[tuple[str | None, str], LayerScan] = {}
+        fresh = list({_layer_key(layer): layer for layer in layers}.values())
+        jobs = self._request.jobs or max(1, min(4, (os.cpu_count() or 1) // 2))
+        # Where layers are read one after the other, each is applied as it is read.
+        each = building.add if jobs == 1 or len(fresh) < 2 else None
 
         def scan(layer: Layer) -> LayerScan:
             if layer.scan is not None:
                 return layer.scan()
             return scan_layer(
-                layer.open(), self._budget, interest, size_hint=layer.size
+                layer.open(),
+                self._budget,
+                interest,
+                size_hint=layer.size,
+                each=each,
             )
 
-        last = {_layer_key(layer): n for n, layer in enumerate(layers)}
-        fresh = list({_layer_key(layer): layer for layer in layers}.values())
-        jobs = self._request.jobs or max(1, min(4, (os.cpu_count() or 1) // 2))
-        if jobs == 1 or len(fresh) < 2:
-            results = map(scan, fresh)
-            yield from _in_order(layers, fresh, results, done, last)
+        if each is not None:
+            yield from _in_order(layers, map(scan, fresh), building, reading=True)
             return
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(jobs) as pool:
             try:
-                yield from _in_order(layers, fresh, pool.map(scan, fresh), done, last)
+                results = pool.map(scan, fresh)
+                yield from _in_order(layers, results, building, reading=False)
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -493,19 +511,74 @@ def _layer_key(layer: Layer) -> tuple[str | None, str]:
     return layer.digest, layer.diff_id
 
 
+class _Building:
+    """The view of an image, made by the thread that reads its layers.
+
+    What no runtime can apply is kept until the digests of its layer are known to hold.
+    """
+
+    def __init__(self) -> None:
+        self._applier: Applier | None = None
+        self._begun = 0
+        self.refusal: StackctlError | None = None
+
+    def _made(self) -> "Applier":
+        if self._applier is None:
+            # Imported here, when the first entry was read, and not before the reading.
+            from stackctl.image.view import Applier, View
+
+            self._applier = Applier(View())
+        return self._applier
+
+    def begin(self) -> None:
+        """Begin with the next layer."""
+        self._begun += 1
+
+    def add(self, entry: LayerEntry) -> None:
+        """Apply an entry of the layer."""
+        if self.refusal is not None:
+            return
+        applier = self._made()
+        while self._begun:
+            applier.begin()
+            self._begun -= 1
+        try:
+            applier.add(entry)
+        except StackctlError as error:
+            self.refusal = error
+
+    def view(self) -> "View":
+        """Return what was made."""
+        return self._made().view
+
+
 def _in_order(
     layers: Sequence[Layer],
-    fresh: Sequence[Layer],
     results: Iterable[LayerScan],
-    done: dict[tuple[str | None, str], LayerScan],
-    last: Mapping[tuple[str | None, str], int],
-) -> Iterable[LayerScan]:
-    pending = iter(zip(fresh, results, strict=True))
+    building: _Building,
+    *,
+    reading: bool,
+) -> Iterator[tuple[LayerScan, StackctlError | None]]:
+    """Yield the scan of every layer, and apply it.
+
+    Args:
+        layers: The image's layers, lowest first.
+        results: Scans of the layers without repetition, in order.
+        building: Takes the entries.
+        reading: Whether making a scan applies what is read.
+    """
+    last = {_layer_key(layer): number for number, layer in enumerate(layers)}
+    done: dict[tuple[str | None, str], LayerScan] = {}
+    pending = iter(results)
     for number, layer in enumerate(layers):
+        building.begin()
         key = _layer_key(layer)
-        while key not in done:
-            other, scan = next(pending)
-            done[_layer_key(other)] = scan
-        yield done[key]
+        applied = key not in done and reading and layer.scan is None
+        if key not in done:
+            done[key] = next(pending)
+        if not applied:
+            for entry in done[key].entries:
+                building.add(entry)
+        yield done[key], building.refusal
         if last[key] == number:
             del done[key]

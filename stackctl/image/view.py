@@ -239,15 +239,24 @@ class Applier:
         Raises:
             ImageFormatError: No runtime can apply it.
         """
+        self.begin()
+        for entry in entries:
+            self.add(entry)
+
+    def begin(self) -> None:
+        """Begin with the next layer, whose entries are then added one by one."""
         self._layer += 1
         self._last = None
         self._whiteouts.clear()
         self._hidden.clear()
         self._folders.clear()
-        for entry in entries:
-            self._apply(entry)
 
-    def _apply(self, entry: LayerEntry) -> None:
+    def add(self, entry: LayerEntry) -> None:
+        """Apply the next entry of the layer.
+
+        Raises:
+            ImageFormatError: No runtime can apply it; nothing may be added after that.
+        """
         if entry.type == "g":
             if entry.name and self.view.lookup(entry.name, follow=False).node:
                 self._doubt(

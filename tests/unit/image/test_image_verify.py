@@ -1060,3 +1060,48 @@ def test_big_tracked_files_are_hashed_in_the_end(shop: Shop) -> None:
 def test_many_layers(shop: Shop) -> None:
     layers = [Tar().file(f"layer/{n}", str(n)) for n in range(120)]
     assert shop.over(*layers, jobs=3).verdict == "match"
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_layer_that_comes_again(shop: Shop, jobs: int) -> None:
+    other = Tar().file("other", b"x")
+    gone = Tar().whiteout(f"{SITE}/demo")
+    assert shop.over(other, gone, jobs=jobs).verdict == "mismatch"
+    again = shop.over(other, gone, shop.good(), gone, shop.good(), jobs=jobs)
+    assert (outcome(again), codes(again)) == (("match", 0), set())
+    assert [layer["uncompressed_size"] for layer in again.image["layers"]] == [
+        len(shop.good()),
+        len(other.done()),
+        len(gone.done()),
+        len(shop.good()),
+        len(gone.done()),
+        len(shop.good()),
+    ]
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ("", "hardlink-missing"),
+        ("digest", "digest-mismatch"),
+        ("diff_id", "diff-id-mismatch"),
+        ("lower diff_id", "diff-id-mismatch"),
+        ("upper diff_id", "hardlink-missing"),
+    ],
+)
+def test_digests_come_before_what_cannot_be_applied(
+    shop: Shop, wrong: str, code: str, jobs: int
+) -> None:
+    bad = Tar().hardlink("a", "nothing").file("b", b"1" * 4000).done()
+    layers = [shop.good(), bad, Tar().file("c", b"c").done()]
+    ids = [sha256(layer) for layer in layers]
+    which = {"lower diff_id": 0, "diff_id": 1, "upper diff_id": 2}.get(wrong)
+    if which is not None:
+        ids[which] = sha256(b"another")
+    image = build_image(layers, diff_ids=ids, compression="tar")
+    if wrong == "digest":
+        blob = image.blobs[image.layers[1]]
+        image.blobs[image.layers[1]] = blob.replace(b"1" * 4000, b"2" * 4000)
+    report = shop.verify(shop.layout(image), jobs=jobs)
+    assert (report.verdict, report.reason["code"]) == ("unverifiable", code)
