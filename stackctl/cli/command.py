@@ -7,9 +7,10 @@ The decorator adds the options every command has, so that no command can forget 
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -146,6 +147,41 @@ def _refuse_options_before(context: typer.Context) -> None:
             )
 
 
+def _options_of(
+    parameters: Sequence[inspect.Parameter],
+) -> tuple[list[inspect.Parameter], dict[str, tuple[Any, list[str]]]]:
+    """Put the options in the place of parameters that stand for several.
+
+    Args:
+        parameters: A command's own parameters. One whose type is a dataclass stands for
+            its fields, each of which is an option.
+
+    Returns:
+        An option for each parameter or field, and, by parameter, the dataclass with
+        the names of its fields.
+    """
+    options: list[inspect.Parameter] = []
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    for parameter in parameters:
+        group = parameter.annotation
+        if not (isinstance(group, type) and is_dataclass(group)):
+            options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        hints = get_type_hints(group, include_extras=True)
+        names = [each.name for each in fields(group)]
+        groups[parameter.name] = (group, names)
+        options += [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=hints[each.name],
+            )
+            for each in fields(group)
+        ]
+    return options, groups
+
+
 def command(
     app: typer.Typer, name: str | None, **settings: Any
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
@@ -158,10 +194,14 @@ def command(
         **settings: Further settings for Typer.
 
     Returns:
-        A decorator; the function's first parameter is the session.
+        A decorator; the function's first parameter is the session. A parameter whose
+        type is a dataclass of options is made of them.
     """
 
     def decorate(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        signature = inspect.signature(function, eval_str=True)
+        own, groups = _options_of(list(signature.parameters.values())[1:])
+
         @functools.wraps(function)
         def wrapper(context: typer.Context, **values: Any) -> int:
             if context.invoked_subcommand is not None:
@@ -173,6 +213,8 @@ def command(
             if common["directory"] is None and before is not None:
                 common["directory"] = Path(before)
             session = Session(**common)
+            for key, (group, names) in groups.items():
+                values[key] = group(**{name: values.pop(name) for name in names})
             try:
                 outcome = function(session, **values)
             finally:
@@ -183,19 +225,16 @@ def command(
                 print_text(outcome.text())
             return int(outcome.code)
 
-        signature = inspect.signature(function, eval_str=True)
-        own = list(signature.parameters.values())[1:]
         shared = [
             inspect.Parameter(
                 key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
             )
             for key, (hint, default) in _COMMON.items()
         ]
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         context_parameter = inspect.Parameter(
             "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
         )
-        everything = [context_parameter, *parameters, *shared]
+        everything = [context_parameter, *own, *shared]
         wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             everything, return_annotation=int
         )

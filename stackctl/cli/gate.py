@@ -9,14 +9,10 @@ import typer
 from stackctl.cli.command import Session, command
 from stackctl.cli.gate_options import (
     BaseUrlOption,
-    ExecutorOption,
     FreshOption,
     GpuOption,
     ModelOption,
     PythonOption,
-    RayAddressOption,
-    RayLabelOption,
-    ServedModelOption,
     SiteOption,
     Where,
 )
@@ -177,15 +173,8 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         arm: ArmOption = None,
-        python: PythonOption = None,
-        site: SiteOption = None,
-        model: ModelOption = None,
-        base_url: BaseUrlOption = None,
-        served_model: ServedModelOption = None,
-        gpu: GpuOption = None,
-        executor: ExecutorOption = "local",
-        ray_address: RayAddressOption = None,
-        ray_label: RayLabelOption = None,
+        *,
+        where: Where,
         seed: SeedOption = None,
         fresh: FreshOption = False,
     ) -> Outcome:
@@ -203,17 +192,6 @@ def register(app: typer.Typer) -> None:
         known = read_gates(project)
         wanted = [find_gate(known, name) for name in dict.fromkeys(gates)]
         changes = _arm_changes(arm)
-        where = Where(
-            python=python,
-            site=site,
-            model=model,
-            base_url=base_url,
-            served_model=served_model,
-            gpu=gpu,
-            executor=executor,
-            address=ray_address,
-            labels=tuple(ray_label or ()),
-        )
         here = where.here()
         for each in wanted:
             check_named(each, here)
@@ -225,7 +203,7 @@ def register(app: typer.Typer) -> None:
                 outcomes.append(engine.run(each, specs, seed=seed, fresh=fresh))
             shipped = list(engine.executor.shipped)
         documents = [outcome.document(project) for outcome in outcomes]
-        if executor == "ray":
+        if where.executor == "ray":
             # What went to which node belongs to the call: later gates find it there.
             documents[0]["shipped"] = shipped
         return Outcome(

@@ -83,6 +83,8 @@ FreshOption = Annotated[
 class Where:
     """What the options say of where units run, and with what.
 
+    A command that has a parameter of this type has these options.
+
     Attributes:
         python: `--python`, the program that runs the units.
         site: `--site`, a folder with an installed vLLM.
@@ -91,19 +93,19 @@ class Where:
         served_model: `--served-model`, their name for the model.
         gpu: `--gpu`, UUID or number of the GPU to use.
         executor: `--executor`: `local` for this machine, `ray` for a Ray cluster.
-        address: `--ray-address`, where the cluster is.
-        labels: `--ray-label`, each KEY=VALUE, which its nodes must have.
+        ray_address: `--ray-address`, where the cluster is.
+        ray_label: `--ray-label`, each KEY=VALUE, which its nodes must have.
     """
 
-    python: str | None = None
-    site: Path | None = None
-    model: str | None = None
-    base_url: str | None = None
-    served_model: str | None = None
-    gpu: str | None = None
-    executor: Literal["local", "ray"] = "local"
-    address: str | None = None
-    labels: tuple[str, ...] = ()
+    python: PythonOption = None
+    site: SiteOption = None
+    model: ModelOption = None
+    base_url: BaseUrlOption = None
+    served_model: ServedModelOption = None
+    gpu: GpuOption = None
+    executor: ExecutorOption = "local"
+    ray_address: RayAddressOption = None
+    ray_label: RayLabelOption = None
 
     def here(self) -> "Here":
         """Return what is named, for this machine.
@@ -146,8 +148,8 @@ class Where:
             RemoteError: The cluster cannot be used.
         """
         if self.executor != "ray":
-            if self.address or self.labels:
-                option = "--ray-address" if self.address else "--ray-label"
+            if self.ray_address or self.ray_label:
+                option = "--ray-address" if self.ray_address else "--ray-label"
                 raise UsageError(f"{option} is for --executor ray")
             return
         if self.gpu:
@@ -158,7 +160,7 @@ class Where:
         from stackctl.gates.cluster.executor import RayExecutor
 
         engine.executor = RayExecutor(
-            engine, trees, self.python, self.address, self.wanted_labels(), progress
+            engine, trees, self.python, self.ray_address, self.wanted_labels(), progress
         )
 
     def wanted_labels(self) -> dict[str, str]:
@@ -168,7 +170,7 @@ class Where:
             UsageError: One is no KEY=VALUE.
         """
         wanted = {}
-        for label in self.labels:
+        for label in self.ray_label or ():
             name, equals, value = label.partition("=")
             if not (name and equals and value):
                 raise UsageError(

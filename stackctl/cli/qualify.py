@@ -8,16 +8,7 @@ import typer
 from stackctl.cli.command import Session, command
 from stackctl.cli.gate import VERDICT_CODES, all_askers, who_asks, words_of
 from stackctl.cli.gate_options import (
-    BaseUrlOption,
-    ExecutorOption,
     FreshOption,
-    GpuOption,
-    ModelOption,
-    PythonOption,
-    RayAddressOption,
-    RayLabelOption,
-    ServedModelOption,
-    SiteOption,
     Where,
 )
 from stackctl.cli.output import Outcome, table
@@ -68,15 +59,8 @@ def register(app: typer.Typer) -> None:
                 "half the CPUs. On a Ray cluster of all gates, and by default all.",
             ),
         ] = 0,
-        python: PythonOption = None,
-        site: SiteOption = None,
-        model: ModelOption = None,
-        base_url: BaseUrlOption = None,
-        served_model: ServedModelOption = None,
-        gpu: GpuOption = None,
-        executor: ExecutorOption = "local",
-        ray_address: RayAddressOption = None,
-        ray_label: RayLabelOption = None,
+        *,
+        where: Where,
         fresh: FreshOption = False,
         run_all: Annotated[
             bool,
@@ -109,23 +93,12 @@ def register(app: typer.Typer) -> None:
         wanted = [find_set(series, name).name for name in split_names(sets)]
         files = read_gates(session.project)
         asked, unread = asked_gates(series, files, wanted)
-        where = Where(
-            python=python,
-            site=site,
-            model=model,
-            base_url=base_url,
-            served_model=served_model,
-            gpu=gpu,
-            executor=executor,
-            address=ray_address,
-            labels=tuple(ray_label or ()),
-        )
         here = where.here()
         answers = look(
             series,
             session.cache,
             {item.gate.name for item in asked},
-            model=model_identity(model),
+            model=model_identity(where.model),
             offline=session.offline,
             progress=session.progress,
         )
@@ -166,7 +139,7 @@ def register(app: typer.Typer) -> None:
             )
             found.unread = unread
             document = found.document()
-            if executor == "ray":
+            if where.executor == "ray":
                 document["shipped"] = list(engine.executor.shipped)
         return Outcome(
             document,
