@@ -57,8 +57,9 @@ class Exported:
 
     def text(self) -> Iterator[str]:
         """Return the lines for a person."""
-        yield f"{self.refs[0]}  {self.good.commit}  {self.good.name}"
-        yield f"{self.refs[1]}  {self.bad.commit}  {self.bad.name}"
+        width = max(map(len, self.refs))
+        for ref, place in zip(self.refs, (self.good, self.bad), strict=True):
+            yield f"{ref:<{width}}  {place.commit}  {place.name}"
         yield f"{self.patches} patches; next:"
         yield from (f"  {line}" for line in self.commands)
 

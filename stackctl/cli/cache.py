@@ -17,6 +17,8 @@ EXAMPLE = "Examples: stackctl cache info; stackctl cache clean --downloads"
 
 
 def _info_text(document: dict[str, Any]) -> Iterable[str]:
+    from stackctl.gates.shelf import MOST
+
     yield document["path"]
     yield from table(
         ["part", "files", "MB"],
@@ -26,7 +28,8 @@ def _info_text(document: dict[str, Any]) -> Iterable[str]:
         ],
     )
     if document["trees"]:
-        yield f"{counted(document['trees'], 'tree')} of gates, the last used"
+        trees = counted(document["trees"], "tree")
+        yield f"{trees} of gates; the {MOST} last used stay"
 
 
 def _clean_text(document: dict[str, Any]) -> Iterable[str]:
