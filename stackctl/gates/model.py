@@ -34,7 +34,7 @@ from stackctl.model.fields import (
     read_record,
     show,
 )
-from stackctl.model.series import decode, toml_report
+from stackctl.model.toml import decode, toml_report
 
 if TYPE_CHECKING:
     pass

@@ -28,10 +28,9 @@ from stackctl.model.series import (
     MAX_BYTES,
     PatchSet,
     Series,
-    decode,
     parse_series,
-    parse_toml,
 )
+from stackctl.model.toml import decode, parse_toml
 
 WIDTH: Final = 88
 """Longest line of a new list, characters; longer ones get a line per item."""

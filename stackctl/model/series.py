@@ -7,11 +7,10 @@ schema and the reference in docs/series.md are made from them.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
@@ -33,22 +32,16 @@ from stackctl.model.fields import (
     key,
     nearest,
     read_record,
-    refuse_newer,
     show,
 )
 from stackctl.model.ids import CommitId, Sha256, TreeId
-
-if TYPE_CHECKING:
-    from stackctl.model.positions import Positions
+from stackctl.model.toml import decode, toml_report
 
 SCHEMA: Final = 1
 """Newest version of the format that this code reads."""
 
 MAX_BYTES: Final = 4 * 1024 * 1024
 """Largest accepted file: about 8,000 sets of 500 bytes."""
-
-MAX_KEY_PARTS: Final = 32
-"""Most parts of a dotted key; the format has 3. `tomllib` is quadratic in it."""
 
 Strategy = Literal["apply", "merge", "cherry-pick"]
 Disposition = Literal["included", "superseded", "excluded"]
@@ -945,36 +938,6 @@ def load_series(path: Path) -> Series:
     )
 
 
-def decode(data: bytes, file: str) -> str:
-    """Return the text of a TOML file.
-
-    Args:
-        data: Bytes of the file.
-        file: Its name, for messages.
-
-    Raises:
-        InputError: Not UTF-8, or a byte order mark (which TOML does not know).
-    """
-    if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
-        raise InputError(
-            f"{file}:1: starts with a byte order mark; expected plain UTF-8",
-            kind="bad-encoding",
-            hint="save the file as UTF-8 without BOM",
-            where={"file": file, "line": 1},
-        )
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{file}:{line}: not UTF-8: byte 0x{data[error.start]:02x} "
-            f"at offset {error.start}",
-            kind="bad-encoding",
-            hint="save the file as UTF-8",
-            where={"file": file, "line": line},
-        ) from None
-
-
 def parse_series(text: str, *, file: str, root: Path | None = None) -> Series:
     """Read the text of a `series.toml`.
 
@@ -1005,95 +968,6 @@ def parse_series(text: str, *, file: str, root: Path | None = None) -> Series:
     report.raise_problems()
     assert isinstance(series, Series)  # otherwise there was a problem to raise
     return series
-
-
-_DOTTED = re.compile(
-    r"(?<![\w-])(?:(?:\"[^\"\n]*+\"|'[^'\n]*+'|[\w-]++)[ \t]*+\.[ \t]*+)"
-    rf"{{{MAX_KEY_PARTS}}}"
-)
-
-
-def toml_report(text: str, file: str, *, schema: int, kind: str, hint: str) -> Report:
-    """Parse a TOML file and return where the problems of its document go.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-        schema: Newest version of its format that is read.
-        kind: Kind of the error for its problems.
-        hint: What to do about them.
-
-    Returns:
-        The report, with the document.
-
-    Raises:
-        InputError: A syntax error, or a newer version.
-    """
-    document = parse_toml(text, file)
-
-    def positions() -> "Positions":
-        from stackctl.model.positions import Positions  # only for messages
-
-        return Positions(text)
-
-    refuse_newer(
-        document.get("schema"),
-        schema,
-        file,
-        line=lambda: positions().line(("schema",)),
-    )
-    return Report(file, document, kind=kind, hint=hint, toml=True, positions=positions)
-
-
-def parse_toml(text: str, file: str) -> dict[str, Any]:
-    """Parse TOML text.
-
-    Raises:
-        InputError: A syntax error, with line and column.
-    """
-    if len(text) > MAX_BYTES:
-        raise InputError(
-            f"{file}: {len(text):,} characters; at most {MAX_BYTES:,} are accepted",
-            kind="file-too-large",
-            where={"file": file},
-        )
-    if match := _DOTTED.search(text):
-        line = text.count("\n", 0, match.start()) + 1
-        raise InputError(
-            f"{file}:{line}: a key of more than {MAX_KEY_PARTS} parts",
-            kind="bad-toml",
-            where={"file": file, "line": line},
-        )
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _syntax_error(str(error), text, file) from None
-    except RecursionError:
-        raise InputError(
-            f"{file}: nested too deeply", kind="bad-toml", where={"file": file}
-        ) from None
-    except ValueError as error:  # a number beyond Python's limit of digits
-        raise InputError(
-            f"{file}: not TOML: {error}", kind="bad-toml", where={"file": file}
-        ) from None
-
-
-def _syntax_error(message: str, text: str, file: str) -> InputError:
-    match = re.search(
-        r" \((?:at line (\d+), column (\d+)|at end of document)\)$", message
-    )
-    reason = message[: match.start()] if match else message
-    if match and match[1]:
-        line, column = int(match[1]), int(match[2])
-    else:
-        line = text.count("\n") + 1
-        column = len(text) - (text.rfind("\n") + 1) + 1
-    return InputError(
-        f"{file}:{line}:{column}: not TOML: {escape(reason)}",
-        kind="bad-toml",
-        hint="the file is TOML 1.0 (toml.io)",
-        where={"file": file, "line": line, "column": column},
-    )
 
 
 def _tables(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

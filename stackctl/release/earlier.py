@@ -8,7 +8,8 @@ from pathlib import Path
 from stackctl.errors import InputError, StackctlError
 from stackctl.model.ids import CommitId
 from stackctl.model.lock import Content, parse_lock
-from stackctl.model.series import decode, parse_series
+from stackctl.model.series import parse_series
+from stackctl.model.toml import decode
 from stackctl.project import LOCK_FILE, SERIES_FILE
 from stackctl.release.fragments import FOLDER, fragment_id
 from stackctl.release.message import REF
