@@ -232,7 +232,8 @@ class Judge:
 
     def _source_of(self, comparisons: Sequence[Comparison]) -> "_Sources":
         names: dict[bytes, bytes] = {}
-        for comparison in comparisons:
+        # Nothing is equal to a wheel's where there is none.
+        for comparison in comparisons if self._wheel is not None else ():
             for finding in comparison.of("ignored"):
                 if finding.why.startswith("equal to the pinned"):
                     names[finding.image_path.lstrip(b"/")] = finding.path

@@ -17,7 +17,7 @@ _BYTECODE = re.compile(
 _GENERATED = re.compile(
     rb"(?:.*/)?(?:_version\.py|[^/]*_pb2(?:_grpc)?\.pyi?|[^/]*\.egg-info/.*|_build_info\.py)"
 )
-_VENDORED_FOLDERS = (b"third_party", b"_vendor", b"vendor", b"vendored")
+_VENDORED = re.compile(rb"(?:^|/)(?:third_party|_vendor|vendor|vendored)/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def classify(path: bytes, head: bytes = b"") -> str:
     known = known_wheel_file(path)
     if known:
         return known
-    if any(part in _VENDORED_FOLDERS for part in path.split(b"/")[:-1]):
+    if _VENDORED.search(path):
         return "vendored"
     if _GENERATED.fullmatch(path):
         return "generated"

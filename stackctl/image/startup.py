@@ -42,7 +42,7 @@ _ENVIRONMENT = (
     "LD_AUDIT",
 )
 _INIT = (b"__init__.py", b"__init__.pyc", b"__init__.so")
-_EXTENSION = re.compile(rb"(?P<stem>[^/.]+)(\.[^/]*)?\.(so|pyd)")
+_EXTENSION = re.compile(rb"[^/.]+(\.[^/]*)?\.(so|pyd)")
 _MANY = 20
 
 
@@ -234,11 +234,10 @@ def shadow_warnings(comparisons: Iterable[Comparison]) -> Iterator[Warn]:
             if path in comparison.tracked:
                 continue
             folder, slash, name = path.rpartition(b"/")
-            matched = _EXTENSION.fullmatch(name)
-            if matched and folder + slash + matched["stem"] in modules:
+            stem = name.partition(b".")[0]
+            if folder + slash + stem in modules and _EXTENSION.fullmatch(name):
                 shadows.append(base + path)
-            init = name.partition(b".")[0] == b"__init__"
-            if init and folder and folder in modules:
+            if stem == b"__init__" and folder and folder in modules:
                 shadows.append(base + path)
     yield from _about(
         "shadowed-module",
@@ -276,13 +275,12 @@ class Startup:
         self._roots = {c.real_path for c in comparisons}
         self._packages: dict[bytes, Node] = {}
         self._libraries: dict[bytes, Node] = {}
-        for path, node in view.walk(view.root):
-            if node.kind == "d":
-                name = path.rpartition(b"/")[2]
-                if name in PACKAGES_FOLDERS:
-                    self._packages[path] = node
-                elif _PYTHON_LIB.fullmatch(name) or name == b"lib-dynload":
-                    self._libraries[path] = node
+        for path, node in view.folders():
+            name = path.rpartition(b"/")[2]
+            if name in PACKAGES_FOLDERS:
+                self._packages[path] = node
+            elif _PYTHON_LIB.fullmatch(name) or name == b"lib-dynload":
+                self._libraries[path] = node
         # A package root tells where its siblings are, whatever that folder is called.
         for comparison in comparisons:
             if comparison.root.kind == PACKAGE:

@@ -199,11 +199,27 @@ class View:
         while stack:
             at, folder = stack.pop()
             below: list[tuple[bytes, Node]] = []
-            for name, child in sorted((folder.children or {}).items()):
+            children = folder.children or {}
+            for name in sorted(children):
+                child = children[name]
                 path = at + b"/" + name if at else name
                 yield path, child
                 if child.kind == "d":
                     below.append((path, child))
+            stack.extend(reversed(below))
+
+    def folders(self) -> Iterator[tuple[bytes, Node]]:
+        """Yield every folder as path and node, in the order of `walk`."""
+        stack = [(b"", self.root)]
+        while stack:
+            at, folder = stack.pop()
+            children = (folder.children or {}).items()
+            found = sorted(name for name, child in children if child.kind == "d")
+            below = [
+                (at + b"/" + name if at else name, (folder.children or {})[name])
+                for name in found
+            ]
+            yield from below
             stack.extend(reversed(below))
 
 

@@ -44,6 +44,16 @@ def test_lookup_is_clamped_at_the_root() -> None:
     assert found.path == b"a/x" and found.node is not None
 
 
+def test_folders_come_in_the_order_of_walk() -> None:
+    layer = Tar().file("b/z/1").file("b/a/1/x").file("a/c/k").file("a0/c").file("c")
+    view = view_of([layer.done()])
+    walked = [(path, node) for path, node in view.walk(view.root) if node.kind == "d"]
+    assert list(view.folders()) == walked
+    assert [path for path, _ in walked] == [
+        b"a", b"a0", b"b", b"a/c", b"b/a", b"b/z", b"b/a/1",
+    ]  # fmt: skip
+
+
 def test_lookup_gives_up_on_loops() -> None:
     view = view_of([Tar().symlink("a", "b").symlink("b", "a").done()])
     assert view.lookup(b"a/x").node is None
