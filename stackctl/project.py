@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding the project: the folder that holds a series.toml."""
 
+from os.path import lexists
 from pathlib import Path
 
 from stackctl.errors import UsageError
@@ -17,14 +18,15 @@ def find_project(directory: Path | None = None) -> Path:
             working folder that has a series.toml.
 
     Returns:
-        An absolute path.
+        An absolute path. What is named like the file may be anything, also a folder:
+        whoever reads it says so.
 
     Raises:
         UsageError: There is no series.toml.
     """
     if directory is not None:
         folder = directory.expanduser().absolute()
-        if (folder / SERIES_FILE).is_file():
+        if lexists(folder / SERIES_FILE):
             return folder
         raise UsageError(
             f"{directory / SERIES_FILE} does not exist",
@@ -34,7 +36,7 @@ def find_project(directory: Path | None = None) -> Path:
         )
     start = Path.cwd()
     for folder in (start, *start.parents):
-        if (folder / SERIES_FILE).is_file():
+        if lexists(folder / SERIES_FILE):
             return folder
     raise UsageError(
         f"no {SERIES_FILE} here or in a folder above",

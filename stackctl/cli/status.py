@@ -2,6 +2,7 @@
 """`stackctl status`: does the series compose, and does the lock say the same?"""
 
 from collections.abc import Iterable
+from os.path import lexists
 from typing import Any
 
 import typer
@@ -81,7 +82,7 @@ def register(app: typer.Typer) -> None:
             trees[step.set] = step.tree
             counts[step.set] = counts.get(step.set, 0) + (step.patch is not None)
         if problem is None:
-            if (session.project / LOCK_FILE).exists():
+            if lexists(session.project / LOCK_FILE):
                 difference = compare_with_lock(session.project, composition)
             else:
                 difference = _MISSING

@@ -3,6 +3,7 @@
 
 import platform
 from dataclasses import replace
+from os.path import lexists
 from pathlib import Path
 
 from stackctl import __version__
@@ -29,7 +30,7 @@ def project_lock(project: Path) -> Lock:
         InputError: There is no lock, or it is bad.
     """
     path = project / LOCK_FILE
-    if not path.exists():
+    if not lexists(path):
         raise InputError(
             f"{path} does not exist",
             kind="no-lock",

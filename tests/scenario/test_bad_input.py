@@ -159,4 +159,8 @@ def test_damaged_input_is_told_once_and_without_a_traceback(
         assert "Traceback" not in text, (what, text)
         assert repeated(text) == set(), (what, text)
         refused += code in (2, 3, 4, 5)
+        if path in ("series.toml", "series.lock"):
+            kind, _, _ = what.partition(":")
+            assert ("found a folder" in text) == (kind == "a folder"), (what, text)
+            assert ("symbolic links" in text) == (kind == "a link to itself"), text
     assert refused > len(DAMAGES) / 2
