@@ -220,12 +220,12 @@ class GateEvaluator:
         return Answer("skip", None, total, why, str(output), shown, unsure)
 
     def _same_tree(self, probe: Probe, outcome: Outcome) -> bool:
-        """Whether a timed gate measured the good end against itself.
+        """Whether a gate compared the good end with itself.
 
         No rule calls a tree better or worse than itself, however long it is measured.
         """
         return (
-            self._gate.timed
+            (self._gate.timed or self._gate.kind == "accuracy")
             and self._compares
             and probe.tree == self._good.tree
             and outcome.verdict == "insufficient-evidence"

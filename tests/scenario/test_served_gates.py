@@ -142,6 +142,29 @@ def test_a_planted_slowdown_is_refused_and_the_control_passes(project) -> None:
     assert checked.code == 0, checked.json
 
 
+def test_a_bisection_asks_only_whether_a_server_is_worse(project) -> None:
+    """Trees before the culprit do not have what the gate's arm must show."""
+    wrong = 'script["tokens"] = ["none"] if slow else ["ANSWER: 5"]\n'
+    (project.folder / "launch.py").write_text(
+        LAUNCH.replace("os.execv", wrong + "os.execv")
+    )
+    near = ACCURACY.replace(
+        "margin = -0.05", 'margin = -0.05\nright = ["exact", "near"]'
+    )
+    add(project, "answers", near.replace("items = 4", "items = 12\nnear = 100"))
+    ends = ("--good", "base", "--bad", "alpha")
+    done = run("bisect", "--gate", "answers", *ends, "--json", cwd=project.folder)
+    assert done.code == 0, done.out + done.err
+    assert done.json["culprit"]["set"] == "alpha"
+    assert done.json["good"]["why"].startswith("the good end against itself")
+    receipt = json.loads(Path(done.json["bad"]["receipt"]).read_bytes())
+    arms = receipt["predicate"]["bound"]["arms"]
+    assert (arms["on"]["definition"], arms["base"]["definition"]) == (
+        "candidate",
+        "base",
+    )
+
+
 def test_a_busy_server_is_refused(project) -> None:
     add(project, "speed", SERVING, drain=1, foreign_running=1)
     done = gate(project, "speed")
