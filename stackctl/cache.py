@@ -61,8 +61,13 @@ def default_cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 def disk_error(error: OSError | sqlite3.Error, folder: Path) -> InputError:
     """Return the error for a folder that cannot be written."""
+    place, reason = str(folder), str(error)
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+        if error.filename is not None:  # what it is about, below the folder
+            place = os.fsdecode(error.filename)
     return InputError(
-        f"cannot write to {folder}: {error}",
+        f"cannot write to {place}: {reason}",
         kind="cannot-write",
         hint="free some space, or set STACKCTL_CACHE_DIR to a folder you can write to",
         where={"file": str(folder)},

@@ -50,7 +50,12 @@ class Journal:
         try:
             self._file = os.open(path, flags, 0o644)
         except OSError as error:
-            raise disk_error(error, path) from error
+            raise InputError(
+                f"{path}: cannot be opened: {error.strerror}",
+                kind="cannot-write",
+                hint="give --log a file of yours that can be written",
+                where={"file": str(path)},
+            ) from error
         try:
             self._start(question, fresh)
         except BaseException:
@@ -97,10 +102,12 @@ class Journal:
             )
 
     def _read(self, data: bytes, head: bytes) -> None:
-        name = str(self.path)
         lines = data.split(b"\n")[:-1]
         for number, line in enumerate(lines, 1):
-            document = loads_strict(line, file=f"{name}:{number}")
+            try:
+                document = loads_strict(line)
+            except InputError:
+                raise self._bad_line(number) from None
             try:
                 if number == 1:
                     self._check_head(document, line + b"\n", head)
@@ -110,12 +117,15 @@ class Journal:
                     self.evaluations.append(_evaluation(document))
                     self.finished = False
             except (KeyError, TypeError, AttributeError, ValueError):
-                raise InputError(
-                    f"{name}:{number}: this is no line of a search log",
-                    kind="bad-log",
-                    hint="take the file away to start anew",
-                    where={"file": name, "line": number},
-                ) from None
+                raise self._bad_line(number) from None
+
+    def _bad_line(self, number: int) -> InputError:
+        return InputError(
+            f"{self.path}:{number}: this is no line of a search log",
+            kind="bad-log",
+            hint="take the file away to start anew",
+            where={"file": str(self.path), "line": number},
+        )
 
     def _check_head(self, document: Any, line: bytes, head: bytes) -> None:
         if document["schema"] != SCHEMA:

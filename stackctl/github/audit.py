@@ -160,7 +160,8 @@ def read_pulls(path: Path) -> list[OpenPull]:
     Raises:
         InputError: It is not such a list.
     """
-    document = loads_strict(read_regular(path, MAX_BYTES), file=str(path))
+    data = read_regular(path, MAX_BYTES)
+    document = loads_strict(data, file=str(path), hint=_SAVE)
     if isinstance(document, dict):
         document = document.get("pulls", document.get("items"))
     if not isinstance(document, list):
@@ -176,13 +177,17 @@ def read_pulls(path: Path) -> list[OpenPull]:
     return pulls
 
 
+_SAVE = (
+    "save it with: gh api --paginate --slurp 'repos/OWNER/NAME/pulls?state=open' "
+    "(or: gh pr list --json number,title,headRefOid,baseRefName,state,isDraft)"
+)
+
+
 def _bad(path: Path, place: str, expected: str) -> InputError:
     return InputError(
         f"{path}: {place}: expected {expected}",
         kind="bad-listing",
-        hint="save it with: gh api --paginate --slurp "
-        "'repos/OWNER/NAME/pulls?state=open' (or: gh pr list --json "
-        "number,title,headRefOid,baseRefName,state,isDraft)",
+        hint=_SAVE,
         where={"file": str(path), "key": place},
     )
 

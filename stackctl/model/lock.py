@@ -257,7 +257,7 @@ def parse_lock(data: bytes, *, file: str) -> Lock:
     Raises:
         InputError: Not JSON with one meaning, or a rule of the format is broken.
     """
-    document = loads_strict(data, file=file)
+    document = loads_strict(data, file=file, hint=_HINT)
     if not isinstance(document, dict):
         raise InputError(
             f"{file}: expected a JSON object with `content` and `made_by`; "

@@ -27,6 +27,8 @@ MAX_PATCH_BYTES = 256 << 20
 SCHEMA = 1
 """Newest version of the published formats that this code reads."""
 
+_HINT = "docs/pins.md describes the published formats that are read"
+
 Strategy = Literal["merge", "cherry_pick", "pinned_branch"]
 Form = Literal["manifest", "lock", "source-lock"]
 
@@ -173,7 +175,7 @@ class _Reader:
         return InputError(
             f"{self.file}: {self.at(key)} {what}; expected {expected}",
             kind="bad-published-file",
-            hint="docs/pins.md describes the published formats that are read",
+            hint=_HINT,
             where={"file": self.file, "key": self.at(key)},
         )
 
@@ -264,7 +266,7 @@ def parse_published(data: bytes, path: Path) -> Published:
     Raises:
         InputError: They break a rule of their form.
     """
-    top = _Reader(loads_strict(data, file=str(path)), str(path))
+    top = _Reader(loads_strict(data, file=str(path), hint=_HINT), str(path))
     schema = top.value.get("schema_version")
     if schema is not None and (isinstance(schema, bool) or schema not in (1, "1")):
         if isinstance(schema, int) and schema > SCHEMA:

@@ -63,6 +63,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "mistyped": mistype,
 }
 
+NO_CONTENT = ("missing", "a folder", "a link to itself")
+"""What says all by itself, without a hint."""
+
 INPUTS = {
     "series.toml": ("compose", "status", "gate list"),
     "series.lock": ("compose --locked", "lock --check"),
@@ -77,6 +80,7 @@ INPUTS = {
     "published.json": (
         "replay published.json --repo mirror", "import-manifest published.json",
     ),
+    "search.log": ("bisect --run true --log search.log",),
     "image.tar": (
         "verify-image docker-archive:image.tar", "verify-image oci-archive:image.tar",
     ),
@@ -94,6 +98,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("STACKCTL_CACHE_DIR", str(folder.with_name("cache")))
         judged_project(folder)
         assert run("lock", "-C", folder).code == 0
+        assert run(*INPUTS["search.log"][0].split(), cwd=folder).code == 1
     with (folder / "series.toml").open("a") as file:
         file.write('\n[github]\nrepo = "o/n"\nbase = "main"\n')
     fragment(folder, "one", "alpha")
@@ -155,12 +160,14 @@ def test_damaged_input_is_told_once_and_without_a_traceback(
 ) -> None:
     refused = 0
     for what, code, text in answers(inputs, tmp_path, path):
+        kind = what.partition(":")[0]
         assert code in (0, 1, 2, 3, 4, 5, 8, 9), (what, text)
         assert "Traceback" not in text, (what, text)
         assert repeated(text) == set(), (what, text)
         refused += code in (2, 3, 4, 5)
+        if "error: " in text and kind not in NO_CONTENT:
+            assert "hint: " in text, (what, text)
         if path in ("series.toml", "series.lock"):
-            kind, _, _ = what.partition(":")
             assert ("found a folder" in text) == (kind == "a folder"), (what, text)
             assert ("symbolic links" in text) == (kind == "a link to itself"), text
     assert refused > len(DAMAGES) / 2
