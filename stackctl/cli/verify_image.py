@@ -20,7 +20,7 @@ from stackctl.cli.image_options import (
     transport,
 )
 from stackctl.cli.output import Outcome, table
-from stackctl.errors import UsageError
+from stackctl.errors import StackctlError, UsageError
 
 if TYPE_CHECKING:
     from stackctl.image.attribute import Candidate, Candidates, Touch
@@ -41,6 +41,8 @@ EXAMPLE = (
 
 _SHOWN = 12
 _PATHS = 3
+#: Bytes of a series up to which an image is looked for in it as text.
+_SERIES_BYTES = 1 << 20
 
 
 def parse_root(text: str) -> "Root":
@@ -213,13 +215,20 @@ def register(app: typer.Typer) -> None:
             transport(plain_http, ca_file, auth_host),
         )
         expected = partial(_expected, session, lock or [], tree, repo, expect)
-        project = _project(session, needed=ref is None)
-        candidates = _Candidates(session, project, lock or []) if project else None
-        images = list(project.images) if project else []
+        candidates: _Candidates | None = _Candidates(session, lock or [])
+        images: list[Image] = []
+        named = tree is not None or expect is not None
+        if ref is not None and named and not _may_list(session, ref):
+            # The series says nothing about it, so it is read while the image is.
+            expected = partial(_after_series, session, expected)
+        elif (project := _project(session, needed=ref is None)) is not None:
+            images = list(project.images)
+        else:
+            candidates = None
         if ref is not None:
             image = next((i for i in images if i.ref == ref), None)
             # The project's only image is what is meant, unless another tree is named.
-            if image is None and len(images) == 1 and expect is None and tree is None:
+            if image is None and len(images) == 1 and not named:
                 image = images[0]
             return _outcome(
                 _verify(session, ref, image, expected, options, candidates), ref
@@ -278,6 +287,30 @@ def _project(session: Session, *, needed: bool) -> "Series | None":
         return None
 
 
+def _may_list(session: Session, ref: str) -> bool:
+    """Say whether the series may speak of an image, without reading all of it.
+
+    To read it takes a thirtieth of a large image's time, so it is looked for as text.
+    """
+    from stackctl.fsutil import read_regular
+    from stackctl.project import SERIES_FILE
+
+    try:
+        data = read_regular(session.project / SERIES_FILE, _SERIES_BYTES)
+    except StackctlError:
+        return True
+    # A backslash may spell any character of a string.
+    return b"\\" in data or ref.encode("utf-8", "surrogateescape") in data
+
+
+def _after_series(
+    session: Session, expected: "Callable[[], list[ExpectedTree]]"
+) -> "list[ExpectedTree]":
+    """Return the expected trees, once the series is known to be good."""
+    _ = session.series
+    return expected()
+
+
 def _expected(
     session: Session,
     locks: list[Path],
@@ -305,21 +338,19 @@ def _expected(
 class _Candidates:
     """The series' trees, made only when something differs."""
 
-    def __init__(self, session: Session, series: "Series", locks: list[Path]) -> None:
+    def __init__(self, session: Session, locks: list[Path]) -> None:
         self._session = session
-        self._series = series
         self._locks = locks
         self._made: SeriesCandidates | None = None
 
     def _known(self) -> "SeriesCandidates":
         if self._made is None:
-            from stackctl.compose.context import Context
             from stackctl.image.series import SeriesCandidates
             from stackctl.model.lock import read_lock
 
             session = self._session
             self._made = SeriesCandidates(
-                Context(self._series, session.cache, session.offline, session.progress),
+                session.context,
                 [(path, read_lock(path)) for path in self._locks],
             )
         return self._made

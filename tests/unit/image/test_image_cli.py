@@ -108,3 +108,52 @@ def test_usage(
     code, out, _ = run(capsys, *arguments, "--expect", expected, "--json")
     assert code == 2
     assert json.loads(out)["error"]["message"]
+
+
+EXTRA = b"x = 1\n"
+SERIES = f"""schema = 1
+name = "demo"
+
+[base]
+path = "base"
+tree = "{"0" * 40}"
+"""
+
+
+def listed(ref: str) -> str:
+    return (
+        f'{SERIES}\n[[image]]\nref = "{ref}"\n'
+        f'roots = [{{ tree = "demo", path = "{PACKAGE_ROOT}", kind = "package" }}]\n'
+        f'allow = [{{ path = "demo/extra.py", sha256 = "{sha256(EXTRA)[7:]}" }}]\n'
+    )
+
+
+@pytest.mark.parametrize("spelt", ["", "escaped", "other"])
+def test_series_that_lists_an_image_counts(
+    tmp_path: Path, expected: str, capsys: pytest.CaptureFixture[str], spelt: str
+) -> None:
+    ref = image(tmp_path, Tar().file(f"{SITE}/demo/extra.py", EXTRA))
+    written = {"escaped": ref.replace("oci", "o\\u0063i"), "other": "oci:other"}
+    (tmp_path / "series.toml").write_text(listed(written.get(spelt, ref)))
+    roots = ["--root", f"demo={PACKAGE_ROOT}"] if spelt == "other" else []
+    code, out, _ = run(capsys, ref, "--expect", expected, "--json", *roots)
+    document = json.loads(out)
+    assert "error" not in document, out
+    assert (document["verdict"] == "match") == (code == 0) == (spelt != "other")
+
+
+@pytest.mark.parametrize("layer", [None, b"no tar" * 100])
+def test_bad_series_comes_first(
+    tmp_path: Path,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    layer: bytes | None,
+) -> None:
+    (tmp_path / "series.toml").write_text(f"{SERIES}nonsense = 1\n")
+    tars = [tree_layer(Demo().package(), SITE) if layer is None else layer]
+    ref = f"oci:{write_layout(tmp_path / 'image', build_image(tars))}"
+    options = ["--expect", expected, "--root", f"demo={PACKAGE_ROOT}", "--json"]
+    code, out, _ = run(capsys, ref, *options)
+    assert code == 3
+    error = json.loads(out)["error"]
+    assert "series.toml" in json.dumps(error) and "nonsense" in json.dumps(error)
