@@ -123,7 +123,7 @@ class Journal:
         return InputError(
             f"{self.path}:{number}: this is no line of a search log",
             kind="bad-log",
-            hint="take the file away to start anew",
+            hint="forget it with --restart",
             where={"file": str(self.path), "line": number},
         )
 

@@ -348,7 +348,9 @@ def test_a_log_is_replayed_without_running_anything(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == b"not a log\n"
     (tmp_path / "log").write_bytes(log.splitlines(keepends=True)[0] + b"spoilt\n")
     bad = run(*words, cwd=project.folder)
-    assert (bad.code, bad.json["error"]["kind"]) == (3, "bad-json")
+    assert (bad.code, bad.json["error"]["kind"]) == (3, "bad-log")
+    where = bad.json["error"]["where"]
+    assert where == {"file": str(tmp_path / "log"), "line": 2}
     anew = run(*words, "--restart", cwd=project.folder)
     assert anew.json["culprit"] == first.json["culprit"]
 
