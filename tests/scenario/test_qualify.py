@@ -422,3 +422,13 @@ def test_a_bad_file_of_a_gate_is_listed_and_the_others_run(project):
     doctor = run("doctor", "--json", cwd=project.folder).json
     (torn,) = [gate for gate in doctor["gates"] if gate["name"] == "torn"]
     assert not torn["can_run"] and "torn.toml:2" in torn["missing"][0]
+
+
+def test_a_gate_that_was_run_again_and_again_shows_it(brought, machine):
+    assert qualify(brought).json["gates"][0]["answered_by"]["of"] == 1
+    assert "that count" not in run("qualify", cwd=brought.folder).out
+    assert qualify(brought, "--run-all", env=machine).code == 0
+    assert len(receipts(brought)) == 2
+    (row,) = qualify(brought).json["gates"]
+    assert (row["source"], row["answered_by"]["of"]) == ("receipt", 2)
+    assert "one of 2 that count" in run("qualify", cwd=brought.folder).out
