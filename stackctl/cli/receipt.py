@@ -295,7 +295,7 @@ def _parts(receipt: "Receipt", summary: dict[str, Any]) -> list[Part]:
         )
     parts.append(_units(receipt))
     if shown := _engagement(receipt):
-        parts.append(Part("engagement", ("arm", "what", "seen in each unit"), shown))
+        parts.append(Part("engagement", ("arm", "what", "seen"), shown))
     parts.append(
         Part(
             "bound files",
@@ -381,7 +381,14 @@ def _engagement(receipt: "Receipt") -> list[list[str]]:
                 seen.setdefault((arm, what), []).append(
                     "not known" if figure is None else str(figure)
                 )
-    return [[arm, what, ", ".join(all_)] for (arm, what), all_ in seen.items()]
+    return [[arm, what, _alike(all_)] for (arm, what), all_ in seen.items()]
+
+
+def _alike(figures: Sequence[str]) -> str:
+    """Return the figures of all units, once where they are the same."""
+    if len(figures) > 1 and len(set(figures)) == 1:
+        return f"{figures[0]} in each of {len(figures)} units"
+    return ", ".join(figures)
 
 
 def _scope(scope: Any) -> list[list[str]]:
