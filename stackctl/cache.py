@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stackctl.errors import InputError, UsageError
+from stackctl.fsutil import reason
 from stackctl.git.command import GitCommandError
 from stackctl.git.store import Store
 
@@ -61,13 +62,10 @@ def default_cache_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 def disk_error(error: OSError | sqlite3.Error, folder: Path) -> InputError:
     """Return the error for a folder that cannot be written."""
-    place, reason = str(folder), str(error)
-    if isinstance(error, OSError) and error.strerror:
-        reason = error.strerror
-        if error.filename is not None:  # what it is about, below the folder
-            place = os.fsdecode(error.filename)
+    name = getattr(error, "filename", None)  # what it is about, below the folder
+    place = folder if name is None else os.fsdecode(name)
     return InputError(
-        f"cannot write to {place}: {reason}",
+        f"cannot write to {place}: {reason(error)}",
         kind="cannot-write",
         hint="free some space, or set STACKCTL_CACHE_DIR to a folder you can write to",
         where={"file": str(folder)},

@@ -225,6 +225,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def reason(error: Exception) -> str:
+    """Return what an error says, without the file that an OSError names."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def folder_error(folder: Path, error: OSError) -> InputError:
     """Return the error for a folder that was not made, and of which nothing is left.
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 from stackctl import __version__
 from stackctl.compose.materialise import TreeSource, materialise, new_folder
 from stackctl.errors import InputError, PinError, UsageError
-from stackctl.fsutil import read_regular, remove_folder, write_atomic
+from stackctl.fsutil import read_regular, reason, remove_folder, write_atomic
 from stackctl.gates.arms import ComposedTrees, Found, folder_tree, holds
 from stackctl.gates.evidence import EXTERNAL
 from stackctl.gates.model import Gate
@@ -227,7 +227,9 @@ class PackedStore:
             ) from None
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise InputError(
-                f"{self._path}: {error}", kind="bad-pack", hint="pack the gate again"
+                f"{self._path}: {reason(error)}",
+                kind="bad-pack",
+                hint="pack the gate again",
             ) from None
 
     def walk(self, tree: str) -> Iterator[tuple[bytes, int, bytes]]:
@@ -382,6 +384,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: is no manifest of a pack",
             kind="bad-pack",
+            hint="pack the gates again",
             where={"file": str(path)},
         )
     manifest: dict[str, Any] = found

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from stackctl.fsutil import reason
 from stackctl.image import inflate as deflated
 from stackctl.image.blobs import CHUNK
 from stackctl.image.errors import (
@@ -69,10 +70,8 @@ class Wheel:
                 f"{path} does not exist", kind="not-a-wheel", where={"file": str(path)}
             ) from None
         except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as exc:
-            # The text of an OSError names the file again.
-            reason = getattr(exc, "strerror", None) or exc
             raise ImageFormatError(
-                f"{path} is no wheel: {reason}",
+                f"{path} is no wheel: {reason(exc)}",
                 kind="not-a-wheel",
                 hint="expected a .whl file",
                 where={"file": str(path)},

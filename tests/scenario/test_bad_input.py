@@ -81,6 +81,9 @@ INPUTS = {
         "replay published.json --repo mirror", "import-manifest published.json",
     ),
     "search.log": ("bisect --run true --log search.log",),
+    "pack/manifest.json": ("gate run fast --from pack",),
+    "pack/trees.zip": ("gate run fast --from pack",),
+    "pack/project/ci/gates/fast.py": ("gate run fast --from pack",),
     "image.tar": (
         "verify-image docker-archive:image.tar", "verify-image oci-archive:image.tar",
     ),
@@ -99,6 +102,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         judged_project(folder)
         assert run("lock", "-C", folder).code == 0
         assert run(*INPUTS["search.log"][0].split(), cwd=folder).code == 1
+        assert run("gate", "pack", "fast", "--out", "pack", cwd=folder).code == 0
     with (folder / "series.toml").open("a") as file:
         file.write('\n[github]\nrepo = "o/n"\nbase = "main"\n')
     fragment(folder, "one", "alpha")
