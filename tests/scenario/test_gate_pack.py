@@ -195,6 +195,7 @@ def through_link(out: Path) -> None:
         (rename, 4),
         (through_link, 3),
         (lambda out: (out / "trees.zip").write_bytes(b"no zip"), 3),
+        (lambda out: (out / "trees.zip").unlink(), 3),
         (lambda out: (out / "manifest.json").unlink(), 3),
         (say_twice, 3),
     ],
@@ -205,6 +206,7 @@ def test_a_spoiled_pack_is_refused(project, tmp_path, spoil, code):
     spoil(out)
     done = run("gate", "run", "texts", "--from", out, "--json", cwd=tmp_path)
     assert (done.code, "error" in done.json) == (code, True), done.json
+    assert done.json["error"]["message"].count("trees.zip") <= 1
     assert not (out / "escaped").exists() and not (tmp_path / "escaped").exists()
     assert not (out / "project/receipts").exists()
 
