@@ -9,7 +9,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 
 from stackctl.image import bytecode as pyc
@@ -38,11 +45,16 @@ _ENVIRONMENT = (
     "PYTHONPLATLIBDIR",
     "PYTHONUSERBASE",
     "PYTHONEXECUTABLE",
+    "PYTHONBREAKPOINT",
+    "PYTHONWARNINGS",
+    "BASH_ENV",
     "LD_PRELOAD",
     "LD_AUDIT",
+    "LD_LIBRARY_PATH",
 )
 _INIT = (b"__init__.py", b"__init__.pyc", b"__init__.so")
 _EXTENSION = re.compile(rb"[^/.]+(\.[^/]*)?\.(so|pyd)")
+_MODULES = (b".py", b".so", b".pyc", b".egg")
 _MANY = 20
 
 
@@ -299,13 +311,7 @@ class Startup:
         yield from self._editable()
 
     def _quiet(self, paths: Iterable[bytes]) -> list[bytes]:
-        return [
-            path
-            for path in paths
-            if not any(
-                not rule.sha256 and rule.covers(b"/" + path) for rule in self._allow
-            )
-        ]
+        return _not_allowed(paths, self._allow)
 
     def _config(self) -> Iterator[Warn]:
         run = self._run
@@ -316,7 +322,7 @@ class Startup:
             if value:
                 environment[name] = value
         for name in _ENVIRONMENT:
-            if name in environment:
+            if name in environment and self._counts(name, environment[name]):
                 code = "pythonpath" if name == "PYTHONPATH" else "environment"
                 yield Warn(
                     code,
@@ -341,6 +347,33 @@ class Startup:
                         "there at run time hides what was compared",
                         (volume,),
                     )
+
+    def _counts(self, name: str, value: str) -> bool:
+        """Whether a variable of this value changes what is loaded."""
+        if name == "PYTHONBREAKPOINT":
+            return value != "0"
+        if name == "PYTHONWARNINGS":
+            # A category in a module is imported at the start; others are Python's own.
+            fields = [item.split(":") for item in value.split(",")]
+            return any(len(item) > 2 and "." in item[2] for item in fields)
+        if name == "LD_LIBRARY_PATH":
+            return any(map(self._has_libraries, re.split("[:;]", value)))
+        return True
+
+    def _has_libraries(self, folder: str) -> bool:
+        """Whether the image has files where the loader looks, and no rule allows them.
+
+        A folder that is not in the image is one that is mounted, as a driver's is.
+        """
+        if not folder.startswith("/"):
+            # Below the working folder, whatever that is; `$ORIGIN` is nobody's guess.
+            return True
+        found = self._view.lookup(folder.encode("utf-8", "surrogateescape"))
+        return (
+            found.node is not None
+            and bool(found.node.children)
+            and bool(self._quiet([clean_path(os.fsencode(folder))]))
+        )
 
     def _covers_root(self, volume: bytes) -> bool:
         # Runtimes drop `..` before they follow symlinks.
@@ -437,7 +470,7 @@ class Startup:
                 path = place + b"/" + name if place else name
                 if name in names and self._is_other_copy(path):
                     copies.append(path)
-                module = name.endswith((b".py", b".so", b".pyc", b".egg"))
+                module = name.endswith(_MODULES)
                 if module and child.kind != "d" and name.partition(b".")[0] in names:
                     copies.append(path)
                 if name.endswith((b".dist-info", b".egg-info")):
@@ -521,6 +554,78 @@ class Startup:
             "a package is installed as a pointer to another folder",
             self._quiet(found),
         )
+
+
+def _not_allowed(paths: Iterable[bytes], allow: Sequence[Allow]) -> list[bytes]:
+    return [
+        path
+        for path in paths
+        if not any(not rule.sha256 and rule.covers(b"/" + path) for rule in allow)
+    ]
+
+
+def _module(parts: Sequence[bytes]) -> bytes:
+    """Return the module that a file makes importable from a folder, or nothing."""
+    name = parts[-1] if parts else b""
+    stem = name.partition(b".")[0]
+    if len(parts) == 1 and name.endswith(_MODULES):
+        return stem
+    return parts[0] if len(parts) == 2 and stem == b"__init__" else b""
+
+
+def wheel_warnings(
+    outside: Iterable[bytes], names: Collection[bytes], allow: Sequence[Allow]
+) -> Iterator[Warn]:
+    """Yield what a wheel puts where Python looks before it comes to site-packages.
+
+    Args:
+        outside: Paths of its files below the prefix, outside of site-packages.
+        names: The packages that are compared.
+        allow: Files of which nobody needs to hear.
+    """
+    copies: list[bytes] = []
+    customize: list[bytes] = []
+    interpreters: list[bytes] = []
+    for path in sorted(outside):
+        top, *inner = path.split(b"/")
+        if top in (b"lib", b"lib64") and len(inner) > 1:
+            # The library of Python itself, which comes before site-packages.
+            version, *inner = inner
+            if not _PYTHON_LIB.fullmatch(version):
+                continue
+            if inner[0] == b"lib-dynload":
+                inner = inner[1:]
+            module = _module(inner)
+            if module in _CUSTOMIZE:
+                customize.append(path)
+            elif module in names:
+                copies.append(path)
+        elif top in (b"lib", b"lib64") and inner:
+            if _PYTHON_ZIP.fullmatch(inner[0]):
+                copies.append(path)
+        elif path == b"pyvenv.cfg" or (
+            top == b"bin" and len(inner) == 1 and _PYTHON_BIN.fullmatch(inner[0])
+        ):
+            interpreters.append(path)
+        elif top == b"bin" and _module(inner) in names:
+            # A command that is a script finds modules beside itself before all others.
+            copies.append(path)
+    yield from _about(
+        "second-copy",
+        "the wheel puts a second copy where Python may import it in place of the "
+        "compared one",
+        _not_allowed(copies, allow),
+    )
+    yield from _about(
+        "sitecustomize",
+        "Python imports this at every start, before anything else",
+        _not_allowed(customize, allow),
+    )
+    yield from _about(
+        "environment",
+        "the wheel replaces the interpreter of the environment, or its settings",
+        _not_allowed(interpreters, allow),
+    )
 
 
 def _pth_lines(data: bytes) -> Iterator[bytes]:

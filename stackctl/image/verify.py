@@ -312,13 +312,27 @@ class _Verifier:
             environment, self._expected()[0]
         )
         prefix = os.fsencode(environment.prefix).strip(b"/")
-        return self._load_folder(
+        loaded = self._load_folder(
             Folder(environment.prefix, self._request.limits, prefix), roots
         )
+        for root in roots:
+            # Links are followed inside of the environment only.
+            path = root.path.encode("utf-8", "surrogateescape")
+            if loaded.view.lookup(path).node is None and Path(root.path).exists():
+                raise InputError(
+                    f"{root.path} is {os.path.realpath(root.path)}, outside of the "
+                    f"environment {environment.prefix}, which alone is read",
+                    kind="root-outside",
+                    hint="verify what it leads to: with rootfs: and --root, or with "
+                    "env: and the environment that it belongs to",
+                    where={"root": f"{root.tree}={root.path}"},
+                )
+        return loaded
 
     def _load_wheel(self, path: Path) -> _Loaded:
         from stackctl.image.contents import MemoryContents
         from stackctl.image.environment import package_names
+        from stackctl.image.startup import wheel_warnings
         from stackctl.image.wheel import Wheel
 
         limits = self._request.limits
@@ -336,8 +350,11 @@ class _Verifier:
                 hint="name the place with --root TREE=PATH",
                 where={"file": str(path)},
             )
+        names = {os.fsencode(r.tree.split("/")[0]) for r in roots if r.kind == PACKAGE}
+        warnings = list(wheel_warnings(wheel.outside, names, self._request.allow))
         image: dict[str, object] = {"digest": None, "platform": None, "layers": []}
-        return _Loaded(view, MemoryContents(wheel.read, limits), image, roots=roots)
+        contents = MemoryContents(wheel.read, limits)
+        return _Loaded(view, contents, image, roots=roots, warnings=warnings)
 
     def _interest(self) -> Interest:
         roots = tuple(

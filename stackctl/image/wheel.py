@@ -81,6 +81,8 @@ class Wheel:
                 f"{path} has more than {limits.entries} members", kind="limit-entries"
             )
         self._members: dict[bytes, zipfile.ZipInfo] = {}
+        #: Files that an installer puts outside of site-packages, below the prefix.
+        self.outside: list[bytes] = []
         for info in infos:
             name = self._installed(info)
             if name is None:
@@ -156,13 +158,18 @@ class Wheel:
             )
         parts = name.split(b"/")
         if parts[0].endswith(b".data"):
-            if len(parts) > 2 and parts[1] in (b"purelib", b"platlib"):
+            if len(parts) < 3:
+                return None
+            if parts[1] in (b"purelib", b"platlib"):
                 return b"/".join(parts[2:])
-            if parts[1:2] == [b"data"]:
+            if parts[1] == b"data":
                 # Below the prefix, which is where site-packages is too.
                 for name in _PACKAGES:
                     if name in parts[:-1]:
                         return b"/".join(parts[parts.index(name) + 1 :])
+                self.outside.append(b"/".join(parts[2:]))
+            elif parts[1] == b"scripts":
+                self.outside.append(b"/".join([b"bin", *parts[2:]]))
             return None
         return name
 

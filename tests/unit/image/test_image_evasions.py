@@ -37,6 +37,7 @@ from stackctl.image.limits import Limits
 from stackctl.image.platform import Platform
 from stackctl.image.report import Report
 from stackctl.image.roots import CHECKOUT, PACKAGE, Root
+from stackctl.image.rules import Allow
 from stackctl.image.verify import PinnedWheel, Request, verify
 
 DEMO = Demo()
@@ -255,6 +256,48 @@ def test_wheel_that_installs_by_the_prefix(tmp_path: Path) -> None:
     twice = wheel_of(tmp_path / "c.whl", **{path: EVIL})
     report = ask(tmp_path, f"wheel:{twice}", roots=())
     assert report.reason["code"] == "ambiguous-member"
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("scripts/demo.py", "second-copy"),
+        ("scripts/demo.cpython-311-x86_64-linux-gnu.so", "second-copy"),
+        ("scripts/demo", ""),
+        ("scripts/demo.sh", ""),
+        ("scripts/demo-serve.py", ""),
+        ("scripts/python3", "environment"),
+        ("data/bin/demo.py", "second-copy"),
+        ("data/bin/demo/__init__.py", "second-copy"),
+        ("data/bin/demo/readme.txt", ""),
+        ("data/bin/other/__init__.py", ""),
+        ("data/bin/python3.11", "environment"),
+        ("data/pyvenv.cfg", "environment"),
+        ("data/lib/python3.11/demo/__init__.py", "second-copy"),
+        ("data/lib/python3.11/lib-dynload/demo.so", "second-copy"),
+        ("data/lib/python3.11/sitecustomize.py", "sitecustomize"),
+        ("data/lib/python311.zip", "second-copy"),
+        ("data/lib/demo/__init__.py", ""),
+        ("data/share/demo/demo.py", ""),
+        ("headers/demo.h", ""),
+        ("data/bin", ""),
+        ("scripts", ""),
+    ],
+)
+def test_wheel_that_installs_where_python_looks_first(
+    tmp_path: Path, path: str, code: str
+) -> None:
+    wheel = wheel_of(tmp_path / "demo.whl", **{f"demo-1.0.data/{path}": EVIL})
+    report = ask(tmp_path, f"wheel:{wheel}", roots=())
+    assert (report.verdict, codes(report)) == ("match", {code} - {""})
+    report = ask(tmp_path, f"wheel:{wheel}", roots=(), strict=True)
+    assert report.verdict == ("mismatch" if code else "match")
+    if code:
+        place = path.replace("scripts/", "bin/").removeprefix("data/")
+        assert report.warnings[0].paths == (f"/{place}",)
+        allow = (Allow(f"/{place}"),)
+        report = ask(tmp_path, f"wheel:{wheel}", roots=(), strict=True, allow=allow)
+        assert (report.verdict, codes(report)) == ("match", set())
 
 
 def test_file_that_the_composition_removed(tmp_path: Path) -> None:

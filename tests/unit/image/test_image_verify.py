@@ -312,6 +312,42 @@ def test_environment(shop: Shop) -> None:
     assert shop.verify(f"env:{shop.folder}/nope", roots=()).exit_code == 3
 
 
+@pytest.mark.parametrize("link", ["demo", "site-packages"])
+def test_environment_that_is_linked_from_elsewhere(shop: Shop, link: str) -> None:
+    prefix = shop.folder / "venv"
+    site = prefix / "lib" / "python3.11" / "site-packages"
+    elsewhere = shop.folder / "elsewhere"
+    write_files(elsewhere, dict(shop.demo.package()))  # type: ignore[arg-type]
+    write_files(prefix, {"bin/python": b"", "lib/python3.11/os.py": b""})
+    if link == "demo":
+        site.mkdir()
+        (site / "demo").symlink_to(elsewhere / "demo")
+    else:
+        site.symlink_to(elsewhere)
+    report = shop.verify(f"env:{prefix}/bin/python", roots=())
+    assert (outcome(report), report.reason["code"]) == (
+        ("unverifiable", 3),
+        "root-outside",
+    )
+    assert str(elsewhere) in str(report.reason["message"])
+
+
+def test_environment_with_links_inside(shop: Shop) -> None:
+    prefix = shop.folder / "venv"
+    real = prefix / "share"
+    write_files(real, dict(shop.demo.package()))  # type: ignore[arg-type]
+    write_files(prefix, {"bin/python": b""})
+    site = prefix / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "demo").symlink_to("../../../share/demo")
+    report = shop.verify(f"env:{prefix}/bin/python", roots=())
+    assert outcome(report) == ("match", 0)
+    (site / "demo").unlink()
+    (site / "demo").symlink_to("../../../share/gone")
+    root = Root("demo", str(site / "demo"), PACKAGE)
+    assert outcome(shop.verify(f"env:{prefix}", roots=(root,))) == ("mismatch", 1)
+
+
 def test_unreadable_folder_hides_nothing(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -894,6 +930,12 @@ def test_pth_through_a_hard_link_is_read(shop: Shop) -> None:
     [
         ({"Env": ["PATH=/bin", "PYTHONPATH=/evil"]}, "pythonpath"),
         ({"Env": ["LD_PRELOAD=/evil.so"]}, "environment"),
+        ({"Env": ["LD_LIBRARY_PATH=/usr/lib/none:/usr/lib"]}, "environment"),
+        ({"Env": ["LD_LIBRARY_PATH=/usr/lib/none:"]}, "environment"),
+        ({"Env": ["LD_LIBRARY_PATH=lib"]}, "environment"),
+        ({"Env": ["BASH_ENV=/etc/profile"]}, "environment"),
+        ({"Env": ["PYTHONBREAKPOINT=evil.hook"]}, "environment"),
+        ({"Env": ["PYTHONWARNINGS=ignore,error::evil.Warn"]}, "environment"),
         ({"Entrypoint": ["/run.sh"]}, "entrypoint"),
         ({"Volumes": {"/usr/lib": {}}}, "volume-over-root"),
         ({"Volumes": {f"{PACKAGE_ROOT}/sub": {}}}, "volume-over-root"),
@@ -946,9 +988,22 @@ def test_label_of_another_tree(shop: Shop) -> None:
 
 
 def test_harmless_config(shop: Shop) -> None:
-    run = {"Env": ["PATH=/bin", "PYTHONPATH="], "Volumes": {"/data": {}},
-           "Cmd": ["python3"]}  # fmt: skip
+    run = {"Env": ["PATH=/bin", "PYTHONPATH=", "PYTHONBREAKPOINT=0",
+                   "PYTHONWARNINGS=ignore::DeprecationWarning,default",
+                   "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64"],
+           "Volumes": {"/data": {}}, "Cmd": ["python3"]}  # fmt: skip
     assert codes(shop.over(run=run)) == set()
+
+
+def test_folder_of_libraries_can_be_allowed(shop: Shop) -> None:
+    layer = Tar().file("opt/cuda/lib/libx.so", "x").file("opt/b/y.so", "y")
+    one = {"Env": ["LD_LIBRARY_PATH=/opt/cuda/lib/"]}
+    two = {"Env": ["LD_LIBRARY_PATH=/opt/cuda/lib:/opt/b"]}
+    settings: dict[str, object] = {"strict": True, "allow": (Allow("/opt/cuda/lib"),)}
+    assert codes(shop.over(layer, run=one)) == {"environment"}
+    assert shop.over(layer, run=one, strict=True).verdict == "mismatch"
+    assert shop.over(layer, run=one, **settings).verdict == "match"
+    assert shop.over(layer, run=two, **settings).verdict == "mismatch"
 
 
 def test_second_copy_on_the_pythonpath(shop: Shop) -> None:
