@@ -60,7 +60,11 @@ def register(app: typer.Typer) -> None:
     def _group() -> None:
         pass
 
-    @command(group, "audit", epilog=EXAMPLE)
+    @command(
+        group,
+        "audit",
+        epilog="Examples: stackctl pr audit; stackctl pr audit --pulls-json pulls.json",
+    )
     def audit(
         session: Session,
         pulls_json: Annotated[

@@ -544,7 +544,7 @@ def register(app: typer.Typer) -> None:
     ) -> Outcome:
         """Check schema, digest and signature, and decide again from the samples.
 
-        Exit 1 where a receipt may not be believed, 3 where a file is no receipt or was
+        Exits 1 where a receipt may not be believed, 3 where a file is no receipt or was
         changed. Deciding again needs `stackctl[gates]`.
         """
         from stackctl.gates.receipt.verify import check
@@ -590,7 +590,7 @@ def register(app: typer.Typer) -> None:
         """Say which receipts are about something else than the project as it is now.
 
         Compared are the arms' trees, the gate's files, the rule and the claims, and
-        with --model the model. Exit 1 where anything changed.
+        with --model the model. Exits 1 where anything changed.
         """
         from stackctl.gates.receipt.stale import ProjectState
         from stackctl.gates.receipt.stale import stale as changes

@@ -54,12 +54,17 @@ def _option(parameter: Any) -> str:
         metavar = parameter.metavar or parameter.name.upper()
         brackets = not parameter.required and metavar[:1] != "["
         names = f"`[{metavar}]`" if brackets else f"`{metavar}`"
-    elif not parameter.is_flag and parameter.metavar:
-        names += f" `{parameter.metavar}`"
+    elif not parameter.is_flag:
+        choices = "|".join(getattr(parameter.type, "choices", ()))
+        metavar = parameter.metavar or choices or parameter.type.name.upper()
+        names += f" `{metavar.removesuffix(' RANGE')}`"
     # A bar ends a cell, in code too.
     text = (parameter.help or "").strip()
-    if parameter.required and parameter.param_type_name == "option":
-        text += " Required."
+    if parameter.param_type_name == "option":
+        if parameter.required:
+            text += " Required."
+        elif parameter.default and not parameter.is_flag:
+            text += f" Default: `{parameter.default}`."
     cells = [names, text]
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 

@@ -188,19 +188,36 @@ def register(app: typer.Typer) -> None:
         ca_file: CaFileOption = None,
         auth_host: AuthHostOption = None,
         max_layer_size: Annotated[
-            int | None, typer.Option(metavar="BYTES", help="Largest layer, unpacked.")
+            int | None,
+            typer.Option(
+                metavar="BYTES", help="Largest layer, unpacked; by default 128 GiB."
+            ),
         ] = None,
         max_image_size: Annotated[
-            int | None, typer.Option(metavar="BYTES", help="Largest image, unpacked.")
+            int | None,
+            typer.Option(
+                metavar="BYTES", help="Largest image, unpacked; by default 512 GiB."
+            ),
         ] = None,
         max_ratio: Annotated[
-            int | None, typer.Option(help="Largest expansion of a layer.")
+            int | None,
+            typer.Option(
+                metavar="N", help="Largest expansion of a layer; by default 200."
+            ),
         ] = None,
         max_entries: Annotated[
-            int | None, typer.Option(help="Most files of an image.")
+            int | None,
+            typer.Option(
+                metavar="N", help="Most files of an image; by default 4,000,000."
+            ),
         ] = None,
     ) -> Outcome:
-        """Verify that an image contains exactly the composed tree, and nothing else."""
+        """Verify that an image contains exactly the composed tree, and nothing else.
+
+        Exits 0 on a match, 1 on a mismatch, 3 where the image means different things
+        to different runtimes or cannot be read, 4 where a digest does not hold, 6
+        where a registry or daemon cannot be asked.
+        """
         exclusive(lock=lock, tree=tree, expect=expect)
         if (tree is None) != (repo is None):
             raise UsageError("--tree and --repo go together")

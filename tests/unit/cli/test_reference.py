@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from stackctl.cli.reference import reference
+from stackctl.image.limits import Limits
 from stackctl.model.lock import read_lock
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +33,16 @@ def test_what_must_be_given_is_told_from_what_may() -> None:
     assert "| `[SET]` |" in parts["`stackctl diff`"]
     assert "has the tag. Required. |" in parts["`stackctl tag verify`"]
     assert reference().count(" Required. |") >= 8
+
+
+def test_defaults_are_told_and_right() -> None:
+    limits = Limits()
+    text = reference()
+    assert f"unpacked; by default {limits.layer >> 30} GiB. |" in text
+    assert f"unpacked; by default {limits.image >> 30} GiB. |" in text
+    assert f"a layer; by default {limits.ratio}. |" in text
+    assert f"an image; by default {limits.entries:,}. |" in text
+    assert "| `--executor` `local\\|ray` | " in text and " Default: `local`. |" in text
 
 
 def test_the_readme_shows_what_the_lock_says() -> None:
