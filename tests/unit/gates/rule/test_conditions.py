@@ -536,10 +536,18 @@ def test_a_load_that_somebody_took_out_is_missed(name, value):
         del host[name]
     for good, rule, claim in ((GOOD, KERNEL, GAIN), (serving(1.05), SERVING, LOSS)):
         units = list(good.units)
-        units[4] = replace(units[4], host=host)
+        units[4] = replace(units[4], host=host, ns=10_000_000_000)
         found = decide(rule, [claim], replace(good, units=tuple(units)))
         assert found.verdict == "insufficient-evidence"
         assert "the host's load is not known in units 4" in " ".join(found.reasons)
+
+
+def test_a_moment_need_not_be_looked_at_while_it_lasts():
+    host = {**HOST, "load_mean": None}
+    units = tuple(replace(u, host=host, ns=150_000_000) for u in GOOD.units)
+    assert judged(replace(GOOD, units=units)).verdict == "qualified"
+    long = tuple(replace(u, host=host, ns=4_000_000_000) for u in GOOD.units)
+    assert judged(replace(GOOD, units=long)).verdict == "insufficient-evidence"
 
 
 @pytest.mark.parametrize("units", [18, 19, 20, 26])
