@@ -21,6 +21,8 @@ FORKS = Sign(arm="on", feature="forks", metric="faulty:forks_total")
 SIDE = Sign(
     arm="on", feature="side", metric="faulty:forks_total", labels={"kind": "side"}
 )
+# No other looks at the metrics, and other work on the machine must not decide a test.
+UNPROBED = {"metrics": "none", "probe_factor": 1000}
 SHORT = (cell(concurrency=1, requests=1, output=8),)
 
 
@@ -128,16 +130,15 @@ def test_a_line_of_a_started_server(run, says, seen) -> None:
     ],
 )
 def test_a_metric_of_a_server(run, forks, seen) -> None:
-    # No other looks at the metrics: the first two are those of the unit.
     answer = run(
-        {"forks": forks}, cells=SHORT, engagement=(SIDE,), arm="on", metrics="none"
+        {"forks": forks}, cells=SHORT, engagement=(SIDE,), arm="on", **UNPROBED
     )
     assert shown(answer) == (1, int(isinstance(seen, int) and seen > 0), {"side": seen})
 
 
 def test_a_server_without_metrics(run) -> None:
     answer = run(
-        {"metrics": False}, cells=SHORT, engagement=(SIDE,), arm="on", metrics="none"
+        {"metrics": False}, cells=SHORT, engagement=(SIDE,), arm="on", **UNPROBED
     )
     assert shown(answer) == (1, 0, {"side": "the metrics could not be read"})
 
@@ -151,7 +152,7 @@ def test_the_reference_arm_is_asked_for_the_features_of_all(run) -> None:
         engagement=(LOG, other, SIDE),
         arm="base",
         reference="base",
-        metrics="none",
+        **UNPROBED,
     )
     assert shown(answer, "base") == (0, 1, {"overlap": 1, "more": 0, "side": 0})
     # Another arm has no part in it.
@@ -166,7 +167,7 @@ def test_the_output_of_a_server_at_an_address_is_not_ours(run) -> None:
             engagement=(LOG, SIDE),
             arm="on",
             base_url=f"http://127.0.0.1:{server.port}/v1",
-            metrics="none",
+            **UNPROBED,
         )
     why = "what a server at an address writes cannot be read"
     assert shown(answer) == (2, 1, {"overlap": why, "side": 3})
