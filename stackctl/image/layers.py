@@ -288,18 +288,14 @@ def scan_layer(
     try:
         try:
             scan.compression, source = sniff(stored())
-            if not threaded:
-                parts = plain()
-            elif scan.compression == "gzip":
-                # Inflating takes longer than all else together: it has a thread for
-                # itself, and the digest goes with the parsing, where what was hashed is
-                # in the cache.
-                pump = Pump(plain())
+            parts = plain()
+            if threaded and scan.compression != "tar":
+                pump = Pump(parts)
                 parts = iter(pump)
-            else:
-                # The digest takes longest, so that is what has a thread for itself.
+            if threaded and scan.compression != "gzip":
+                # To inflate gzip takes longer than all else together, so there the
+                # digest goes with the parsing, where what was hashed is in the cache.
                 sink = Sink(hasher.update)
-                parts = plain()
             chunks = hashed(parts)
             _parse(chunks, scan, budget, interest, each)
             for _ in chunks:
