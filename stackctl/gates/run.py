@@ -790,6 +790,7 @@ def write_receipt(
         "claims": [claim.document() for claim in gate.claims],
         "decision": decision.document(),
         "argv": run["argv"],
+        "own": list(gate.arguments),
         "env": run["env"],
         "set": list(sets_asking(project, gate.name)),
         "started": run["started"],

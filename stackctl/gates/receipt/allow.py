@@ -308,14 +308,36 @@ class Filter:
         """Return an argument of a command line, or `[removed]`."""
         return value if self.text(value) == value else REMOVED
 
-    def arguments(self, values: Iterable[str]) -> list[str]:
-        """Return a command line; what follows an option for a secret is removed."""
+    def arguments(self, values: Iterable[str], own: Iterable[str] = ()) -> list[str]:
+        """Return a command line; what follows an option for a secret is removed.
+
+        Args:
+            values: The arguments.
+            own: Those that the gate's file itself spells: it is bound and published
+                beside the receipt, so they stay whatever their shape, unless they
+                hold what is private here or a known form of a secret.
+        """
+        stay = frozenset(value for value in own if self._harmless(value))
         kept: list[str] = []
         announced = False
         for value in values:
-            kept.append(REMOVED if announced else self.argument(value))
+            if announced:
+                kept.append(REMOVED)
+            else:
+                kept.append(value if value in stay else self.argument(value))
             announced = _ANNOUNCED.fullmatch(value) is not None
         return kept
+
+    def _harmless(self, value: str) -> bool:
+        """Tell whether an argument of a gate's file may stay as it is."""
+        return not (
+            (self._private is not None and self._private.search(value))
+            or _KNOWN_SECRET.search(value)
+            or _ASSIGNED.search(value)
+            or _UUID_TEXT.search(value)
+            or not value.isprintable()
+            or len(value) > MAX_TEXT
+        )
 
     def environment(self, values: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that a receipt may hold, sorted by name."""

@@ -97,8 +97,9 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
 
     Args:
         document: `evidence`, `rule`, `claims`, `decision` as their `document()` gives
-            them; `argv` with placeholders, `env`, and where known `set` (the names of
-            the sets that asked for it) and `started`.
+            them; `argv` with placeholders, `env`, and where known `own` (the arguments
+            that the gate's file spells), `set` (the names of the sets that asked for
+            it) and `started`.
         private: Further names that must not enter.
 
     Returns:
@@ -136,7 +137,7 @@ def make(document: Mapping[str, Any], private: Iterable[str] = ()) -> Receipt:
         },
         "run": {
             "started": document.get("started"),
-            "argv": chosen.arguments(document["argv"]),
+            "argv": chosen.arguments(document["argv"], document.get("own", ())),
             "env": chosen.environment(document["env"]),
             "schedule": evidence["schedule"],
             "problems": evidence["problems"],

@@ -88,6 +88,24 @@ def test_an_option_for_a_secret_takes_its_value_along() -> None:
     ]  # fmt: skip
 
 
+def test_what_the_gate_s_file_spells_stays_on_a_command_line() -> None:
+    own = [
+        "--expect=on@graphs*:vllm.models.glm5next.x:Owner._made.*.counters.fired",
+        "--config=graphs-k4=on+off:--kpool 16",
+    ]
+    assert Filter().arguments(own) == [REMOVED, REMOVED]
+    assert Filter().arguments(own, own) == own
+    # Of another file it is not; nor what is private here, or a secret, wherever.
+    assert Filter().arguments(own, own[1:]) == [REMOVED, own[1]]
+    told = ["--tree=/srv/ada/tree", "--x=hf_abcdefghij", "--api-key", "core"]
+    assert Filter(["ada"]).arguments(told, told) == [
+        REMOVED,
+        REMOVED,
+        "--api-key",
+        REMOVED,
+    ]
+
+
 def test_names_of_this_machine_and_its_user_are_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
