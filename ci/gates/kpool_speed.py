@@ -1,36 +1,28 @@
-"""Gate kpool-speed: device time of the prefill write, one process one pair.
+"""What the prefill write takes on the device (gates kpool-speed and kpool-limit).
 
-Three arms in one process, interleaved in a palindromic order: the base's ordered
+Three writers in one process, interleaved in a palindromic order: the base's ordered
 writer, the base's prefill path (gathering write and tail seeding) and the tree's
 pool-parallel writer, tail included. Each visit times one replay of a CUDA graph that
-holds several calls. A process yields one median per arm; nine processes decide.
+holds several calls; a shape is timed only where the tree's bytes are the ordered
+writer's. What has to come out of it, and at which confidence, is declared in
+kpool-speed.toml.
 
-The bars, declared before the run and judged by 99 % t intervals:
-
-* at 4,080 tokens and kpool 4: at least 300 times faster than the ordered writer, at
-  least 10 times than the base path, at most 5 us;
-* at 32,768 tokens: at least 60 % of the copy bandwidth of the same process (reads plus
-  writes of a copy of 1 GiB), or hardware counters (Nsight Compute) that name another
-  limit: one of issue slots, an arithmetic pipe, L1, L2 and device memory at 60 % of its
-  peak or more; or, where the programs do not fill the device once or registers let less
-  than a quarter of the warps be resident, latency, with what the warps wait for;
-* extra memory 0; eager launch cost (host time of a call) not above the base path.
-
-    python ci/gates/kpool_speed.py --tree TREE --base BASE --json
+With ``--counters`` Nsight Compute looks at the pool kernel at 32,768 tokens instead,
+and a limit is named where the counters say one: one of issue slots, an arithmetic pipe,
+L1, L2 and device memory at 60 % of its peak or more; or, where the programs do not fill
+the device once or registers let less than a quarter of the warps be resident, latency,
+with what the warps wait for.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
-import math
 import re
 import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import _gate
+import _unit
 
 SHAPES: dict[str, dict[str, Any]] = {
     "512": {"requests": [(0, 512, 1)]},
@@ -87,14 +79,6 @@ LIMITS = {
 WAVES = "launch__waves_per_multiprocessor"
 RESIDENT = "sm__maximum_warps_per_active_cycle_pct"
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-BARS = {
-    "ordered_ratio": (300.0, True),
-    "plain_ratio": (10.0, True),
-    "parallel_us": (5.0, False),
-    "copy_fraction": (0.6, True),
-    "eager_ratio": (1.0, False),
-    "extra_bytes": (0.0, False),
-}
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -185,11 +169,10 @@ def measure(tree: Path, base: Path, pools: list[int], rounds: int) -> dict[str, 
     from _kpool import Batch, Writers, differing_bytes
 
     torch.cuda.init()
-    state = _gate.gpu_state()
     reference, candidate = Writers(base, "base"), Writers(tree, "tree")
     if not candidate.has_parallel:
-        raise _gate.Stop("not-tested", "the tree has no kpool_prefill_write")
-    result: dict[str, Any] = {"before": state, "shapes": {}}
+        raise _unit.Stop("not-tested", "the tree has no kpool_prefill_write")
+    result: dict[str, Any] = {"shapes": {}}
     result["copy_bytes_per_s"] = copy_bandwidth(1 << 30)
     for pool in pools:
         for name, shape in SHAPES.items():
@@ -205,14 +188,13 @@ def measure(tree: Path, base: Path, pools: list[int], rounds: int) -> dict[str, 
             for call in arms.values():
                 call()
             torch.cuda.synchronize()
-            if candidate.launches() != (before[0] + 1, before[1] + 1):
-                raise _gate.Stop("not-tested", "the pool-parallel writer did not run")
+            launches = sum(candidate.launches()) - sum(before)
             differ = sum(
                 differing_bytes(a, b)
                 for a, b in zip(places["parallel"], places["ordered"], strict=True)
             )
             if differ:  # no speed is reported on a wrong result
-                raise _gate.Stop("rejected", f"kpool {pool}, {name}: {differ} bytes")
+                raise _unit.Stop("rejected", f"kpool {pool}, {name}: {differ} bytes")
             calls = {"ordered": 1, "plain": 10, "parallel": 20}
             replays = {arm: captured(call, calls[arm]) for arm, call in arms.items()}
             for replay in replays.values():
@@ -226,6 +208,7 @@ def measure(tree: Path, base: Path, pools: list[int], rounds: int) -> dict[str, 
                 "samples_us": samples,
                 "moved_bytes": moved_bytes(batch),
                 "pools": batch.pools,
+                "launches": launches,
                 "same_size_copy": copy_bandwidth(moved_bytes(batch) // 2),
             }
             if name == "4080":
@@ -238,12 +221,11 @@ def measure(tree: Path, base: Path, pools: list[int], rounds: int) -> dict[str, 
             result["shapes"][f"kpool{pool}/{name}"] = entry
             del replays
             torch.cuda.empty_cache()
-    result["after"] = _gate.gpu_state()
     return result
 
 
-def unit_body(args: argparse.Namespace) -> dict[str, Any]:
-    """One process start of the engine; see :func:`_gate.unit`.
+def speeds(task: _unit.Task, args: argparse.Namespace) -> _unit.Answer:
+    """Time every writer on every shape.
 
     The base has two writers, hence two cells a shape: against its prefill path under
     the shape's name, against its ordered writer under ``.../ordered``.
@@ -251,8 +233,8 @@ def unit_body(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     if not torch.cuda.is_available():
-        raise _gate.Stop("not-tested", "no GPU")
-    found = measure(args.tree, args.base, args.pools, args.rounds)
+        raise _unit.Stop("not-tested", "no GPU")
+    found = measure(task.trees["on"], task.trees["base"], args.pools, args.rounds)
     cells: dict[str, Any] = {}
     order = list(ORDER) * args.rounds
     for key, shape in found["shapes"].items():
@@ -274,79 +256,53 @@ def unit_body(args: argparse.Namespace) -> dict[str, Any]:
         cells[f"{key}/copy"] = {"order": ["on"], "values": {"on": [share]}}
     extra = [shape["extra_bytes"]["parallel"] for shape in found["shapes"].values()]
     cells["extra bytes"] = {"order": ["on"], "values": {"on": [max(extra)]}}
-    shapes = len(found["shapes"])
-    return {
-        "samples": {"cells": cells},
-        # measure() stops where a shape did not launch both kernels once.
-        "engagement": {"on": {"expected": 2 * shapes, "counted": 2 * shapes}},
-        "extra": {
+    shapes = found["shapes"].values()
+    # Each shape is one launch of the pool kernel and one of the tail kernel.
+    engaged = {
+        "expected": 2 * len(shapes),
+        "counted": sum(shape["launches"] for shape in shapes),
+    }
+    return _unit.Answer(
+        {"cells": cells},
+        {"on": engaged},
+        extra={
             "copy, GB per s": found["copy_bytes_per_s"] / 1e9,
             "extra bytes": {
                 key: shape["extra_bytes"] for key, shape in found["shapes"].items()
             },
         },
-    }
+    )
 
 
-def limit_body(args: argparse.Namespace) -> dict[str, Any]:
+def limits(task: _unit.Task, args: argparse.Namespace) -> _unit.Answer:
     """Whether counters name what limits the pool kernel; a parity unit."""
     command = [sys.executable, str(Path(__file__).resolve())]
-    command += ["--tree", str(args.tree), "--base", str(args.base)]
+    command += ["--profile", str(task.trees["on"])]
     command += ["--pools", *map(str, args.pools)]
     rows = counters(command, args.pools)
     if isinstance(rows, str):
-        raise _gate.Stop("not-tested", rows)
-    limits = named_limits(rows)
+        raise _unit.Stop("not-tested", rows)
+    named = named_limits(rows)
     shapes = [f"kpool{pool}/32768" for pool in args.pools]
-    return {
-        "samples": {
-            "cases": [
-                {
-                    "id": shape,
-                    "equal": shape in limits,
-                    "elements": 1,
-                    "differing": int(shape not in limits),
-                }
-                for shape in shapes
-            ]
-        },
-        "notes": [f"{shape}: {limit}" for shape, limit in limits.items()],
-        "extra": {
-            row["shape"]: {
-                re.sub("[._]+", " ", name): value
-                for name, value in row.items()
-                if name != "shape"
-            }
-            for row in rows
-        },
+    cases = [
+        {
+            "id": shape,
+            "equal": shape in named,
+            "elements": 1,
+            "differing": int(shape not in named),
+        }
+        for shape in shapes
+    ]
+    figures = {
+        row["shape"]: {
+            re.sub("[._]+", " ", name): value
+            for name, value in row.items()
+            if name != "shape"
+        }
+        for row in rows
     }
-
-
-def paired(processes: list[dict[str, Any]], key: str) -> dict[str, Any]:
-    """Medians, ratios and the A/A control of one shape over all processes."""
-    medians: dict[str, list[float]] = {}
-    control = []
-    for process in processes:
-        for arm, values in process["shapes"][key]["samples_us"].items():
-            medians.setdefault(arm, []).append(statistics.median(values))
-        own = process["shapes"][key]["samples_us"]["parallel"]
-        # Visits come in adjacent pairs; alternating which one is A cancels order.
-        first = [own[i + (i // 2) % 2] for i in range(0, len(own), 2)]
-        second = [own[i + 1 - (i // 2) % 2] for i in range(0, len(own), 2)]
-        control.append(math.log(statistics.median(first) / statistics.median(second)))
-
-    def ratio(arm: str) -> dict[str, float]:
-        pairs = zip(medians[arm], medians["parallel"], strict=True)
-        return _gate.interval([math.log(a / b) for a, b in pairs])
-
-    return {
-        "median_us": {arm: statistics.median(v) for arm, v in medians.items()},
-        "range_us": {arm: [min(v), max(v)] for arm, v in medians.items()},
-        "parallel_us": _gate.interval(medians["parallel"]),
-        "log_ordered_ratio": ratio("ordered"),
-        "log_plain_ratio": ratio("plain"),
-        "log_control": _gate.interval(control),
-    }
+    notes = [f"{shape}: {limit}" for shape, limit in named.items()]
+    return _unit.Answer({"cases": cases}, notes=notes, extra=figures)
 
 
 def number(text: str) -> float:
@@ -387,81 +343,6 @@ def named_limits(rows: Any) -> dict[str, str]:
             why = ", ".join(f"{n} {100 * v / total:.0f} %" for n, v in most)
             found[row["shape"]] = f"latency: {few}, warps are in {why}"
     return found
-
-
-def decide(document: dict[str, Any], processes: list[dict[str, Any]]) -> str:
-    """Judge the bars; see the module's docstring."""
-    table = {key: paired(processes, key) for key in processes[0]["shapes"]}
-    document["shapes"] = table
-    verdicts = []
-
-    limits = named_limits(document.get("counters"))
-
-    def bar(name: str, label: str, values: dict[str, float], log: bool = False) -> None:
-        limit, at_least = BARS[name]
-        target = math.log(limit) if log else limit
-        verdict = _gate.judge(values["low"], values["high"], target, at_least)
-        show = math.exp if log else float
-        found = limits.get(label.split()[0]) if name == "copy_fraction" else None
-        verdicts.append("qualified" if found else verdict)
-        document["reasons"].append(
-            f"{label}: {show(values['mean']):.4g} "
-            f"[{show(values['low']):.4g}, {show(values['high']):.4g}], "
-            f"{'at least' if at_least else 'at most'} {limit:g}: {verdict}"
-            + (f", but the limit is named: {found}" if found else "")
-        )
-
-    for key, entry in table.items():
-        if key == "kpool4/4080":
-            bar("ordered_ratio", f"{key} vs ordered", entry["log_ordered_ratio"], True)
-        if key.endswith("/4080"):
-            bar("plain_ratio", f"{key} vs base path", entry["log_plain_ratio"], True)
-            bar("parallel_us", f"{key} us", entry["parallel_us"])
-            hosts = [p["shapes"][key]["host_us"] for p in processes]
-            ratio = _gate.interval(
-                [math.log(h["parallel"] / h["plain"]) for h in hosts]
-            )
-            bar("eager_ratio", f"{key} eager host time vs base path", ratio, True)
-        if key.endswith("/32768"):
-            fractions = []
-            for process in processes:
-                shape = process["shapes"][key]
-                own = statistics.median(shape["samples_us"]["parallel"])
-                rate = shape["moved_bytes"] / own * 1e6
-                fractions.append(rate / process["copy_bytes_per_s"])
-            bar("copy_fraction", f"{key} of copy bandwidth", _gate.interval(fractions))
-        extra = [p["shapes"][key]["extra_bytes"]["parallel"] for p in processes]
-        verdicts.append("qualified" if max(extra) == 0 else "rejected")
-        if max(extra):
-            document["reasons"].append(f"{key}: {max(extra)} bytes of extra memory")
-    document["bars"] = {name: list(value) for name, value in BARS.items()}
-    # Ten control intervals are looked at: one may miss zero by chance far more often
-    # than 1 %, so what counts is a shift that matters against the bars.
-    shifted = [
-        key
-        for key, entry in table.items()
-        if not entry["log_control"]["low"] <= 0 <= entry["log_control"]["high"]
-        and abs(entry["log_control"]["mean"]) > math.log(1.02)
-    ]
-    if shifted:
-        document["reasons"].append(f"A/A control off zero: {', '.join(shifted)}")
-        return "invalid"
-    states = [p[when] for p in processes for when in ("before", "after")]
-    if any(_gate.throttled(state) for state in states):
-        document["reasons"].append("the GPU was throttled")
-        return "invalid"
-    return _gate.worst(verdicts)
-
-
-def start(command: list[str]) -> subprocess.Popen[str]:
-    """Start a process that waits for a line before it measures."""
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def profile(tree: Path, pools: list[int]) -> None:
@@ -511,7 +392,7 @@ def counters(command: list[str], pools: list[int]) -> list[dict[str, str]] | str
     for more in (sections, []):  # without the sections, should one be unknown there
         try:
             done = subprocess.run(
-                [*ncu, *more, *command, "--profile"],
+                [*ncu, *more, *command],
                 capture_output=True,
                 text=True,
                 timeout=90,
@@ -529,105 +410,20 @@ def counters(command: list[str], pools: list[int]) -> list[dict[str, str]] | str
     return why
 
 
-def body(args: argparse.Namespace, document: dict[str, Any]) -> str:
-    """Start the processes, then decide."""
-    try:
-        import torch
-    except ImportError as error:
-        raise _gate.Stop("not-tested", f"no torch: {error}") from error
-    if not torch.cuda.is_available():
-        raise _gate.Stop("not-tested", "no GPU")
-    if args.processes < 6:
-        document["limitations"].append("fewer than six processes: exploration only")
-    document["schedule"] = {
-        "processes": args.processes,
-        "rounds": args.rounds,
-        "order": ORDER,
-    }
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
-    command += ["--tree", str(args.tree), "--base", str(args.base)]
-    command += ["--rounds", str(args.rounds)]
-    command += ["--pools", *map(str, args.pools)]
-    processes: list[dict[str, Any]] = []
-    document["processes"] = processes
-    if args.counters_only:
-        document["counters"] = rows = counters(command, args.pools)
-        document["limits"] = named_limits(rows)
-        document["limitations"].append("counters only: nothing was timed")
-        return "insufficient-evidence"
-    begun = time.monotonic()
-    waiting = start(command)
-    for number in range(args.processes):
-        spent = time.monotonic() - begun
-        if number and spent * (number + 1) / number > args.budget_s:
-            break
-        # The next process imports while this one measures; it touches the GPU only
-        # when it is told to.
-        process, waiting = waiting, start(command)
-        out, errors = process.communicate("go\n", timeout=300)
-        if process.returncode:
-            waiting.kill()
-            raise _gate.Stop("invalid", f"a process failed: {errors[-1500:]}")
-        answer = json.loads(out.splitlines()[-1])
-        if "stop" in answer:
-            waiting.kill()
-            raise _gate.Stop(*answer["stop"])
-        processes.append(answer)
-    waiting.kill()
-    waiting.communicate()
-    if not args.no_counters:
-        document["counters"] = counters(command, args.pools)
-    if len(processes) < args.processes:
-        document["reasons"].append(
-            f"time for {len(processes)} of {args.processes} declared processes"
-        )
-    if len(processes) < 2:
-        document["shapes"] = {k: paired(processes, k) for k in processes[0]["shapes"]}
-        return "insufficient-evidence"
-    verdict = decide(document, processes)
-    if len(processes) < args.processes and verdict == "qualified":
-        return "insufficient-evidence"
-    return verdict
-
-
-def main() -> int:
-    """Parse the command line and run the gate, or one of its processes."""
+def main() -> None:
+    """Be a unit of the gate kpool-speed or kpool-limit, or what ncu looks at."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--tree", type=Path, required=True)
-    parser.add_argument("--base", type=Path, required=True)
-    parser.add_argument("--processes", type=int, default=9)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--budget-s", type=float, default=3600, help="s in all")
+    parser.add_argument("--rounds", type=int, default=8, help="visits forth and back")
     parser.add_argument("--pools", type=int, nargs="+", default=[4, 16])
-    parser.add_argument("--no-counters", action="store_true", help="do not run ncu")
-    parser.add_argument("--counters-only", action="store_true", help="run only ncu")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--unit", action="store_true", help="one unit of the engine")
+    parser.add_argument("--counters", action="store_true", help="be of kpool-limit")
+    parser.add_argument("--profile", type=Path, metavar="TREE", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.unit:
-        return _gate.unit(
-            lambda: limit_body(args) if args.counters_only else unit_body(args)
-        )
     if args.profile:
-        profile(args.tree, args.pools)
-        return 0
-    if args.worker:
-        import torch  # noqa: F401 (imported before the wait)
-        import triton  # noqa: F401
-
-        sys.stdin.readline()
-        try:
-            answer = measure(args.tree, args.base, args.pools, args.rounds)
-        except _gate.Stop as stop:
-            answer = {"stop": [stop.verdict, stop.reason]}
-        print(json.dumps(answer))
-        return 0
-    return _gate.run(
-        "kpool-speed", __file__, args.json, lambda document: body(args, document)
-    )
+        profile(args.profile, args.pools)
+        return
+    measured = limits if args.counters else speeds
+    _unit.run(lambda task: measured(task, args))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -14,7 +14,7 @@ def gate(monkeypatch):
     import kpool_speed
 
     yield kpool_speed
-    for name in ("kpool_speed", "_gate"):
+    for name in ("kpool_speed", "_unit"):
         sys.modules.pop(name, None)
 
 
