@@ -527,18 +527,17 @@ def speed(config: Any, base: ModuleType, options: argparse.Namespace) -> dict[st
     Args:
         config: From `engine`.
         base: The base's module.
-        options: ``tp``, ``tokens``, ``depth``, ``blocks``, ``replays``, ``seed``.
+        options: ``cells``, ``both``, ``depth``, ``blocks``, ``replays``, ``seed``.
 
     Returns:
         Raw samples in the order they were taken, with engagement.
     """
-    wanted = options.cells or [(tp, m) for tp in options.tp for m in options.tokens]
     cells = []
     chain = None
-    for tp, tokens in wanted:
+    for number, (tp, tokens) in enumerate(options.cells, 1):
         if chain is None or chain.tp != tp:
             chain = Chain(config, base, tp, options.depth, options.seed)
-        last = (tp, tokens) == wanted[-1]
+        last = number == len(options.cells)
         cells.append(_time_cell(chain, tokens, options, last))
     return {"cells": cells}
 
@@ -629,12 +628,12 @@ def cell(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Import, wait for the parent's line, measure, print one JSON object."""
+    """Measure, print one JSON object."""
     parse = argparse.ArgumentParser()
     parse.add_argument("task", choices=["speed", "parity"])
     parse.add_argument("--base-kda", required=True)
-    parse.add_argument("--tp", type=int, nargs="+", required=True)
-    parse.add_argument("--tokens", type=int, nargs="+", required=True)
+    parse.add_argument("--tp", type=int, nargs="+")
+    parse.add_argument("--tokens", type=int, nargs="+")
     parse.add_argument("--cells", nargs="+", type=cell, metavar="TP:TOKENS")
     parse.add_argument("--both", action="store_true", help="with the prefetch, last")
     parse.add_argument("--depth", type=int, required=True)
@@ -647,8 +646,6 @@ def main() -> None:
     from vllm.models.glm5next.common import kda as tree
 
     assert base.Glm5NextLinearAttention is not tree.Glm5NextLinearAttention
-    if not sys.stdin.readline():
-        return  # the parent is gone
     if not torch.cuda.is_available():
         print(json.dumps({"cannot": "no CUDA device"}))
         return

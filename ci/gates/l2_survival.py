@@ -5,34 +5,26 @@ memory does the M=8 GEMM still read, as Nsight Compute counts it, when its weigh
 cold, hot, prefetched, or prefetched and then followed by a normal-priority read
 stream of 0.5, 1 or 2 times the L2, with the persisting-L2 set-aside at 0, at the
 driver's default, at half and at the maximum. (On a card with fast memory the GEMM's
-time hardly shows it.)
+time hardly shows it.) The base prefetches nothing: its GEMM after a stream is the "no
+prefetch" row.
 
-Reference arm: the unpacked base, which prefetches nothing, so its GEMM after a
-stream is the "no prefetch" row. Bars, for the 16 MiB weight and every repetition:
-at most 6 % of the cold bytes after a 2x stream with the set-aside at its maximum,
-at least 75 % with none.
-
-Example: python ci/gates/l2_survival.py --tree TREE --base BASE --json
+``--child TREE`` is what ncu looks at.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import csv
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import _gate
+import _unit
 import l2_common
 
-GATE = "l2_survival"
 ROWS = 8  # tokens of the GEMM: a decode batch
 WEIGHTS = {  # name: (output, input) features, bf16
     "16 MiB": (2048, 4096),
@@ -40,8 +32,9 @@ WEIGHTS = {  # name: (output, input) features, bf16
     "32 MiB": (4096, 4096),
     "51.5 MB": (6288, 4096),
 }
+# The weight that the bars are about is measured so many times.
 BAR_WEIGHT, REPETITIONS = "16 MiB", 3
-SURVIVES, GONE = 0.06, 0.75
+TIMEOUT_S = 280
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum")
 STREAMS = (0.5, 1.0, 2.0)
 
@@ -54,7 +47,7 @@ def conditions() -> list[str]:
     return [*names, "default policy + 2x"]
 
 
-def child(tree: Path, only: str | None) -> None:
+def child(tree: Path) -> None:
     """Run every condition once or more, one profiled GEMM each (under ncu)."""
     import torch
 
@@ -80,8 +73,6 @@ def child(tree: Path, only: str | None) -> None:
 
     expected = 0
     for weight, (out_features, in_features) in WEIGHTS.items():
-        if only and weight != only:
-            continue
         with torch.device(device):
             projection = torch.nn.Linear(in_features, out_features, bias=False)
         projection.to(torch.bfloat16)
@@ -101,7 +92,7 @@ def child(tree: Path, only: str | None) -> None:
             gemm()
         for limit_name, limit in limits.items():
             for name in conditions():
-                repeat = REPETITIONS if weight == BAR_WEIGHT and not only else 1
+                repeat = REPETITIONS if weight == BAR_WEIGHT else 1
                 for repetition in range(repeat):
                     torch.cuda.synchronize()
                     cuda.set_persisting(0)
@@ -193,81 +184,48 @@ def parse(text: str) -> tuple[list[dict[str, Any]], list[int]]:
     return samples, engaged
 
 
-def judge(samples: list[dict[str, Any]]) -> tuple[str, list[str]]:
-    """Apply the bars to the samples."""
-
-    def read(set_aside: str, name: str) -> list[float]:
-        return [
-            s["dram__bytes_read.sum"]
-            for s in samples
-            if (s["weight"], s["set_aside"], s["condition"])
-            == (BAR_WEIGHT, set_aside, name)
-        ]
-
-    cold = min(read("max", "cold") + read("0", "cold"))
-    kept = [value / cold for value in read("max", "prefetch + 2x")]
-    lost = [value / cold for value in read("0", "prefetch + 2x")]
-    bare = [value / cold for value in read("0", "no prefetch + 2x")]
-    reasons = [
-        f"{BAR_WEIGHT}, 2x stream, share of the cold bytes read: "
-        f"{max(kept):.3f} at most with the maximum set-aside (bar {SURVIVES}), "
-        f"{min(lost):.3f} at least with none (bar {GONE}), "
-        f"{min(bare):.3f} at least on the base"
-    ]
-    if len(kept) < REPETITIONS or len(lost) < REPETITIONS:
-        return "invalid", [*reasons, "a repetition is missing"]
-    good = max(kept) <= SURVIVES and min(lost) >= GONE
-    return ("qualified" if good else "rejected"), reasons
-
-
-def profile(
-    args: argparse.Namespace,
-) -> tuple[list[dict[str, Any]], list[int]]:
+def profile(tree: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """Profile the child.
 
     Returns:
         A sample per condition; launches, expected launches and bytes prefetched.
 
     Raises:
-        _gate.Stop: It cannot be done here, or failed.
+        _unit.Stop: It cannot be done here, or failed.
     """
     if reason := l2_common.no_gpu():
-        raise _gate.Stop("not-tested", reason)
+        raise _unit.Stop("not-tested", reason)
     ncu = shutil.which("ncu") or "/usr/local/cuda/bin/ncu"
     if not Path(ncu).exists():
-        raise _gate.Stop("not-tested", "Nsight Compute (ncu) is not installed")
+        raise _unit.Stop("not-tested", "Nsight Compute (ncu) is not installed")
     command = [
         ncu,
         *("--clock-control", "none", "--cache-control", "none"),
         *("--profile-from-start", "off", "--csv", "--print-units", "base"),
-        *("--metrics", ",".join(args.metrics or METRICS)),
-        *(sys.executable, os.path.abspath(__file__), "--child"),
-        *("--tree", str(args.tree.resolve())),
-        *(("--only", args.only) if args.only else ()),
+        *("--metrics", ",".join(METRICS)),
+        *(sys.executable, os.path.abspath(__file__), "--child", str(tree)),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     text = done.stdout + done.stderr
     if done.returncode != 0:
         if re.search("ERR_NVGPUCTRPERM|permission", text):
-            raise _gate.Stop("not-tested", "performance counters are not permitted")
-        raise _gate.Stop("invalid", f"the profiled run failed: {text[-2000:]}")
+            raise _unit.Stop("not-tested", "performance counters are not permitted")
+        raise _unit.Stop("invalid", f"the profiled run failed: {text[-2000:]}")
     try:
         samples, engaged = parse(done.stdout)
     except ValueError as error:
-        raise _gate.Stop("invalid", str(error)) from None
-    if not engaged or engaged[0] != engaged[1] or not engaged[1]:
-        raise _gate.Stop("not-tested", f"the prefetch did not engage: {engaged}")
+        raise _unit.Stop("invalid", str(error)) from None
+    if not engaged:
+        raise _unit.Stop("invalid", "the profiled run did not say what it launched")
     return samples, engaged
 
 
-def unit_body(args: argparse.Namespace) -> dict[str, Any]:
-    """Be the engine's unit; see `_gate.unit`.
+def answer(samples: list[dict[str, Any]], engaged: list[int]) -> _unit.Answer:
+    """Make cases of samples.
 
     A case is the share of the cold bytes that a repetition still read, where the
     weight is to survive, and the share that it did not read where it is to be gone.
     """
-    l2_common.check_trees(args.tree, args.base)
-    samples, engaged = profile(args)
     cold = {
         weight: min(
             s["dram__bytes_read.sum"]
@@ -276,7 +234,8 @@ def unit_body(args: argparse.Namespace) -> dict[str, Any]:
         )
         for weight in {s["weight"] for s in samples}
     }
-    cases, table = [], {}
+    cases: list[dict[str, Any]] = []
+    table: dict[str, list[float]] = {}
     for s in samples:
         whole = int(cold[s["weight"]])
         read = int(s["dram__bytes_read.sum"])
@@ -292,59 +251,18 @@ def unit_body(args: argparse.Namespace) -> dict[str, Any]:
                     "max_abs": part / whole,
                 }
             )
-    return {
-        "samples": {"cases": cases},
-        "engagement": {"on": {"expected": engaged[1], "counted": engaged[0]}},
-        "extra": {"MiB read": table},
-    }
+    counted = {"expected": engaged[1], "counted": engaged[0]}
+    return _unit.Answer({"cases": cases}, {"on": counted}, extra={"MiB read": table})
 
 
-def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Profile the child and judge what it read."""
-    arms = l2_common.check_trees(args.tree, args.base)
-    receipt: dict[str, Any] = {
-        "arms": arms,
-        "rule": {
-            "weight": BAR_WEIGHT,
-            "survives_at_most": SURVIVES,
-            "gone_at_least": GONE,
-            "repetitions": REPETITIONS,
-        },
-        "argv": ["{python}", "ci/gates/l2_survival.py", "--tree", "{tree}"],
-    }
-
-    def answer(verdict: str, *reasons: str) -> dict[str, Any]:
-        return l2_common.document(GATE, "kernel", verdict, list(reasons), receipt)
-
-    try:
-        receipt["samples"], engaged = profile(args)
-    except _gate.Stop as stop:
-        return answer(stop.verdict, stop.reason)
-    receipt["machine"] = l2_common.machine()
-    receipt["engagement"] = dict(
-        zip(("launched", "expected", "bytes"), engaged, strict=False)
-    )
-    if args.only:
-        return answer("insufficient-evidence", "one weight only: a look, no verdict")
-    verdict, reasons = judge(receipt["samples"])
-    return answer(verdict, *reasons)
+def measure(task: _unit.Task) -> _unit.Answer:
+    """Profile the tree's prefetch."""
+    l2_common.check_arms(task)
+    return answer(*profile(task.trees["on"]))
 
 
 if __name__ == "__main__":
-    argument_parser = l2_common.parser(str(__doc__).splitlines()[0])
-    argument_parser.add_argument("--child", action="store_true", help="internal")
-    argument_parser.add_argument("--only", help="one weight, no verdict")
-    argument_parser.add_argument("--metrics", nargs="*", help="other ncu metrics")
-    argument_parser.add_argument("--timeout", type=int, default=300)
-    argument_parser.add_argument("--unit", action="store_true", help="of the engine")
-    arguments = argument_parser.parse_args()
-    if arguments.child:
-        child(arguments.tree, arguments.only)
-        sys.exit(0)
-    with tempfile.TemporaryDirectory() as triton_cache, contextlib.ExitStack():
-        os.environ.setdefault("TRITON_CACHE_DIR", triton_cache)
-        if arguments.unit:
-            sys.exit(_gate.unit(lambda: unit_body(arguments)))
-        sys.exit(
-            l2_common.run(GATE, "kernel", lambda: main(arguments), bool(arguments.json))
-        )
+    if sys.argv[1:2] == ["--child"]:
+        child(Path(sys.argv[2]))
+    else:
+        _unit.run(measure)

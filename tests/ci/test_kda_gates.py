@@ -1,11 +1,8 @@
-"""The KDA gates' rule and verdicts, on made-up samples; no GPU, no vLLM."""
+"""What the KDA gates make of what their process measured; no GPU, no vLLM."""
 
 from __future__ import annotations
 
 import json
-import math
-import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,142 +12,97 @@ import pytest
 GATES = Path(__file__).resolve().parents[2] / "ci" / "gates"
 sys.path.insert(0, str(GATES))
 
-import kda_common as common  # noqa: E402
+import _unit  # noqa: E402
 import kda_overlap_speed as speed  # noqa: E402
 import kda_parity as parity  # noqa: E402
+import kda_process  # noqa: E402
+
+ARMS = ("base", "off", "on")
 
 
-@pytest.mark.parametrize(
-    ("probability", "df", "expected"),
-    # Any printed table of Student's t.
-    [(0.975, 8, 2.306), (0.995, 8, 3.355), (0.975, 1, 12.706), (0.95, 30, 1.697)],
-)
-def test_t_quantile(probability: float, df: int, expected: float) -> None:
-    assert common.t_quantile(probability, df) == pytest.approx(expected, abs=6e-4)
+def speed_cell(tp: int = 4, tokens: int = 8, *, last: bool = False) -> dict[str, Any]:
+    def taken(arms: tuple[str, ...]) -> list[list[Any]]:
+        return [[arm, 40.0] for arm in (*arms, *reversed(arms))]
 
-
-def test_interval_and_gain_point_the_same_way() -> None:
-    found = common.interval([math.log(0.9)] * 4 + [math.log(0.91)] * 4, 0.95)
-    gain = found.document()["gain_percent"]
-    assert gain["low"] < gain["mean"] < gain["high"]
-    assert gain["low"] > 9 and gain["high"] < 10
-
-
-def process(gain: float, noise: float, seed: int, forks: int = 8) -> dict[str, Any]:
-    rng = random.Random(seed)
-    samples = []
-    drift = rng.uniform(0.98, 1.02)
-    for _ in range(speed.RULE["blocks"]):
-        for arm in speed.RULE["order"]:
-            value = 40.0 * drift * (1 + rng.gauss(0, 0.001))
-            if arm == "on":
-                value *= 1 - gain
-            samples.append([arm, value])
-    process_effect = 1 + rng.gauss(0, noise)
-    samples = [[a, v * (process_effect if a == "on" else 1)] for a, v in samples]
-    engaged = {
-        arm: {
-            "forks": forks if arm == "on" else 0,
-            "captured_forks": forks if arm == "on" else 0,
-            "sequential": 0,
-        }
-        for arm in ("base", "off", "on")
-    }
-    size = {"nodes": 56, "edges": 55}
+    arms = (*ARMS, "both") if last else ARMS
+    forks = {"base": 0, "off": 0, "on": speed.DEPTH, "both": speed.DEPTH}
+    prefetches = {"base": 0, "off": 0, "on": 0, "both": speed.DEPTH}
     return {
-        "cells": [
-            {
-                "tp": 4,
-                "tokens": 8,
-                "samples_us_per_layer": samples,
-                "base_alone_us_per_layer": [40.0],
-                "beside_other_stream_us_per_layer": samples,
-                "single_us_per_layer": dict.fromkeys(("base", "off", "on"), 40.0),
-                "clock_mhz": [1980.0],
-                "engaged": engaged,
-                "graph": dict.fromkeys(("base", "off", "on"), size),
-                "pool_bytes": dict.fromkeys(("base", "off", "on"), 0),
+        "tp": tp,
+        "tokens": tokens,
+        "samples_us_per_layer": taken(ARMS),
+        "beside_other_stream_us_per_layer": taken(ARMS) if last else [],
+        "both_us_per_layer": taken(("base", "on", "both")) if last else [],
+        "base_alone_us_per_layer": [40.0],
+        "single_us_per_layer": dict.fromkeys(ARMS, 50.0),
+        "equal": dict.fromkeys(arms, True),
+        "clock_mhz": [1980.0, 1980.0],
+        "engaged": {
+            arm: {
+                "forks": forks[arm],
+                "captured_forks": forks[arm],
+                "sequential": 0,
+                "prefetches": prefetches[arm],
             }
-        ]
+            for arm in arms
+        },
+        "graph": {arm: {"nodes": 56 + prefetches[arm], "edges": 55} for arm in arms},
+        "pool_bytes": dict.fromkeys(arms, 0),
     }
 
 
-def verdict(
-    gain: float,
-    *,
-    noise: float = 0.002,
-    pairs: int = 9,
-    forks: int = 8,
-    state: dict[str, str] | None = None,
-    load: float = 1.0,
-) -> str:
-    cells = speed.summarise([process(gain, noise, n, forks) for n in range(pairs)])
-    return speed.judge(cells, [state or {}], [load], 16)[0]
+def refused(cells: list[dict[str, Any]], module: Any) -> tuple[str, str]:
+    with pytest.raises(_unit.Stop) as caught:
+        module.answer(cells)
+    return caught.value.verdict, caught.value.reason
 
 
-def test_verdicts_follow_the_margin() -> None:
-    assert verdict(0.095) == "qualified"
-    assert verdict(0.05) == "rejected"
-    assert verdict(0.08, noise=0.01) == "insufficient-evidence"
+def test_each_cell_keeps_its_samples_in_their_order() -> None:
+    found = speed.answer([speed_cell(), speed_cell(2), speed_cell(last=True)])
+    cells = found.samples["cells"]
+    assert set(cells) == {
+        *("tp4/8", "tp2/8", "tp4/8/later", "tp4/8/other-stream", "tp4/8/prefetch"),
+    }
+    assert cells["tp4/8"]["order"] == ["base", "off", "on", "on", "off", "base"]
+    assert cells["tp4/8"]["values"] == {arm: [40.0, 40.0] for arm in ARMS}
+    assert set(cells["tp4/8/prefetch"]["values"]) == {"base", "on", "both"}
+    assert set(found.extra) == {"tp4/8", "tp2/8", "tp4/8/later"}
+    depth = speed.DEPTH
+    assert found.engagement == {
+        "on": {"expected": 3 * depth, "counted": 3 * depth, "captured_nodes": 3 * 56},
+        "both": {
+            "expected": 2 * depth,
+            "counted": 2 * depth,
+            "captured_nodes": 56 + depth,
+        },
+    }
 
 
-def test_no_verdict_from_too_few_processes() -> None:
-    assert verdict(0.2, pairs=5) == "insufficient-evidence"
+def test_missing_forks_show_in_the_counts() -> None:
+    cell = speed_cell()
+    cell["engaged"]["on"]["captured_forks"] -= 1
+    found = speed.answer([cell]).engagement["on"]
+    assert found["expected"] == speed.DEPTH == found["counted"] + 1
 
 
-def test_silent_feature_is_not_tested() -> None:
-    assert verdict(0.2, forks=7) == "not-tested"
+def test_no_time_of_other_bits_or_of_a_switch_that_does_nothing() -> None:
+    cell = speed_cell()
+    cell["equal"]["on"] = False
+    assert refused([cell], speed) == ("rejected", "tp4/8: other bits from on")
+    cell = speed_cell()
+    cell["engaged"]["off"]["forks"] = 1
+    assert refused([cell], speed)[0] == "rejected"
+    cell = speed_cell(last=True)
+    cell["graph"]["both"]["nodes"] -= 1
+    assert refused([cell], speed) == ("not-tested", "tp4/8, both: nodes are missing")
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"clocks_event_reasons.active": "0x0000000000000020"},
-        {"clocks_event_reasons.active": "0x0000000000000008"},
-        {"utilization.gpu": "55"},
-    ],
-)
-def test_spoilt_runs_are_invalid(state: dict[str, str]) -> None:
-    assert verdict(0.2, state=state) == "invalid"
-
-
-def test_host_load_keeps_a_gain_from_qualifying() -> None:
-    assert verdict(0.2, load=17.0) == "insufficient-evidence"
-
-
-def test_power_cap_is_a_limitation_not_an_error() -> None:
-    cells = speed.summarise([process(0.2, 0.002, n) for n in range(9)])
-    state = {"clocks_event_reasons.active": "0x0000000000000004"}
-    found, _, limitations = speed.judge(cells, [state], [1.0], 16)
-    assert found == "qualified"
-    assert any("power cap" in text for text in limitations)
-
-
-def test_a_base_that_differs_from_itself_is_invalid() -> None:
-    processes = [process(0.2, 0.002, n) for n in range(9)]
-    for one in processes:
-        samples = one["cells"][0]["samples_us_per_layer"]
-        slots = [i for i, (arm, _) in enumerate(samples) if arm == "base"]
-        for position, index in enumerate(slots):
-            if position % 4 in (0, 3):
-                samples[index][1] *= 1.02
-    cells = speed.summarise(processes)
-    assert speed.judge(cells, [{}], [1.0], 16)[0] == "invalid"
-
-
-def test_linear_drift_does_not_reach_the_control() -> None:
-    one = process(0.1, 0.0, 0)
-    samples = one["cells"][0]["samples_us_per_layer"]
-    for index, sample in enumerate(samples):
-        sample[1] = 40.0 * math.exp(0.001 * index)
-    assert speed.ratios(samples)["control"] == pytest.approx(0, abs=1e-12)
-    assert speed.ratios(samples)["on"] == pytest.approx(0, abs=1e-12)
-
-
-def parity_answer() -> dict[str, Any]:
+def parity_cell() -> dict[str, Any]:
     def arm(forks: int, edges: int | None) -> dict[str, Any]:
         return {
             "equal": True,
+            "elements": 10,
+            "differing": 0,
             "finite": True,
             "engaged": {"forks": forks, "captured_forks": forks, "sequential": 0},
             "graph": None if edges is None else {"nodes": 21, "edges": edges},
@@ -158,77 +110,96 @@ def parity_answer() -> dict[str, Any]:
 
     arms = {
         f"{name}/{way}": arm(
-            parity.DEPTH if name == "on" else 0,
+            parity.DEPTH if (name, way) == ("on", "graph") else 0,
             None if way == "eager" else 30 if name == "on" else 20,
         )
-        for name in ("base", "off", "on")
+        for name in ARMS
         for way in ("eager", "graph")
     }
-    return {"cells": [{"tp": 4, "tokens": 8, "distinct": 3, "arms": arms}]}
+    return {"tp": 4, "tokens": 8, "distinct": 3, "arms": arms}
 
 
-def test_parity_verdicts() -> None:
-    def judged(**change: Any) -> str:
-        answer = parity_answer()
-        cell = answer["cells"][0]
-        for key, value in change.items():
-            if key == "distinct":
-                cell["distinct"] = value
-            else:
-                cell["arms"]["on/graph"][key] = value
-        return parity.judge(answer, parity.DEPTH, parity.STEPS)[0]
-
-    assert judged() == "qualified"
-    assert judged(equal=False) == "rejected"
-    assert judged(finite=False) == "invalid"
-    assert judged(distinct=1) == "invalid"
-    assert judged(graph={"nodes": 21, "edges": 20}) == "not-tested"
-    assert judged(graph={"nodes": 22, "edges": 30}) == "not-tested"
-    none = {"forks": 0, "captured_forks": 0, "sequential": 3}
-    assert judged(engaged=none) == "not-tested"
-
-
-def test_a_fork_with_the_switch_off_is_rejected() -> None:
-    answer = parity_answer()
-    answer["cells"][0]["arms"]["off/eager"]["engaged"]["forks"] = 1
-    assert parity.judge(answer, parity.DEPTH, parity.STEPS)[0] == "rejected"
-
-
-@pytest.mark.parametrize("script", ["kda_parity.py", "kda_overlap_speed.py"])
-def test_a_folder_that_is_no_tree_is_a_usage_error(script: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(GATES / script), f"--tree={tmp_path}", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    error = json.loads(done.stdout)["error"]
-    assert error["kind"] == "usage"
-    assert str(tmp_path) in error["message"]
-
-
-def test_site_prefers_the_tree_and_keeps_the_rest(tmp_path: Path) -> None:
-    installed, tree = tmp_path / "site" / "vllm", tmp_path / "tree"
-    for path, text in {
-        installed / "a.py": "old",
-        installed / "deep" / "b.py": "kept",
-        installed / "_C.abi3.so": "binary",
-        tree / "vllm" / "a.py": "new",
-        tree / "vllm" / "deep" / "c.py": "added",
-    }.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    with common.site(tree, installed) as folder:
-        found = {
-            str(path.relative_to(folder)): path.read_text()
-            for path in folder.rglob("*")
-            if path.is_file()
-        }
-    assert found == {
-        "vllm/a.py": "new",
-        "vllm/deep/b.py": "kept",
-        "vllm/deep/c.py": "added",
-        "vllm/_C.abi3.so": "binary",
+def test_parity_has_a_case_for_each_arm_and_counts_its_forks() -> None:
+    found = parity.answer([parity_cell(), parity_cell() | {"tokens": 1}])
+    assert len(found.samples["cases"]) == 12
+    assert all(case["equal"] for case in found.samples["cases"])
+    assert found.engagement["on"] == {
+        "expected": 2 * parity.DEPTH,
+        "counted": 2 * parity.DEPTH,
+        "captured_nodes": 42,
     }
-    assert (installed / "a.py").read_text() == "old", "the installed one is untouched"
+    cell = parity_cell()
+    cell["arms"]["on/eager"] |= {"equal": False, "differing": 3}
+    cases = parity.answer([cell]).samples["cases"]
+    assert [c["id"] for c in cases if not c["equal"]] == ["TP 4, 8 tokens, on/eager"]
+
+
+@pytest.mark.parametrize(
+    ("arm", "change", "verdict"),
+    [
+        (None, {"distinct": 1}, "invalid"),
+        ("on/graph", {"finite": False}, "invalid"),
+        ("on/graph", {"graph": {"nodes": 21, "edges": 20}}, "not-tested"),
+        ("on/graph", {"graph": {"nodes": 22, "edges": 30}}, "not-tested"),
+        ("off/eager", {"engaged": {"forks": 1}}, "rejected"),
+    ],
+)
+def test_a_run_that_shows_nothing_is_refused(
+    arm: str | None, change: dict[str, Any], verdict: str
+) -> None:
+    cell = parity_cell()
+    (cell if arm is None else cell["arms"][arm]).update(change)
+    assert refused([cell], parity)[0] == verdict
+
+
+def a_task(tmp_path: Path, *, site: bool, layer: bool) -> _unit.Task:
+    folder = tmp_path / "vllm"
+    folder.mkdir()
+    if site:
+        (folder / "_C.abi3.so").write_text("")
+    if layer:
+        path = tmp_path / kda_process.KDA
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    places = dict.fromkeys(("base", "on"), tmp_path)
+    return _unit.Task(0, 1, 0, places, places, {}, tmp_path)
+
+
+def test_where_the_layers_cannot_run_nothing_is_started(tmp_path: Path) -> None:
+    with pytest.raises(_unit.Stop, match="no vLLM with compiled") as caught:
+        kda_process.run(a_task(tmp_path, site=False, layer=True), "parity")
+    assert caught.value.verdict == "not-tested"
+
+
+def test_a_tree_without_the_layer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(_unit.Stop, match="the arm on has no vllm/models"):
+        kda_process.run(a_task(tmp_path, site=True, layer=False), "parity")
+
+
+def test_the_process_s_last_object_is_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = a_task(tmp_path, site=True, layer=True)
+    script = tmp_path / "kda_arms.py"
+    monkeypatch.setattr(kda_process, "HERE", tmp_path)
+    monkeypatch.setenv(kda_process.SWITCH, "1")
+    script.write_text(
+        "import json, os, sys\nprint('{not this}')\n"
+        "print(json.dumps({'argv': sys.argv[1:], 'switch': os.environ.get("
+        f"{kda_process.SWITCH!r}), 'first': os.environ['PYTHONPATH'].split(':')[0]}}))"
+    )
+    found = kda_process.run(task, "speed", "--cells", "4:8")
+    base = str(tmp_path / kda_process.KDA)
+    assert found == {
+        "argv": ["speed", "--base-kda", base, "--cells", "4:8"],
+        "switch": None,
+        "first": str(tmp_path),
+    }
+    script.write_text(f"print({json.dumps({'cannot': 'no CUDA device'})!r})")
+    with pytest.raises(_unit.Stop, match="no CUDA device") as caught:
+        kda_process.run(task, "speed")
+    assert caught.value.verdict == "not-tested"
+    script.write_text("raise SystemExit('broken')")
+    with pytest.raises(_unit.Stop, match=r"ended with 1:\nbroken") as caught:
+        kda_process.run(task, "speed")
+    assert caught.value.verdict == "invalid"
