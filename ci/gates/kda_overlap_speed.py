@@ -102,8 +102,9 @@ def main() -> None:
     """Be a unit of the engine."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("cells", nargs="+", metavar="TP:TOKENS")
-    cells = parser.parse_args().cells
-    _unit.run(lambda task: measure(task, cells))
+    parser.add_argument("--last", required=True, metavar="TP:TOKENS")
+    args = parser.parse_args()
+    _unit.run(lambda task: measure(task, [*args.cells, args.last]))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,19 @@
 """Are the outputs of a model bit-identical with and without the L2 weight prefetch?
 
 A small random GLM-5.3-Flash (KDA, MLA, dense MLP and MoE layers, weights scaled by
-fan-in) generates greedily from the same token ids. Arms: the unpacked base, the tree
-with the prefetch off, with it on, and on with the maximum set-aside; eager and under
-CUDA graphs, each arm a process of its own. Tokens and log-probabilities must be equal
-bit for bit to the base's of the same mode.
+fan-in) generates greedily from the same token ids: every arm eagerly and under CUDA
+graphs, each time a process of its own. Tokens and log-probabilities are compared bit
+for bit with the base's of the same mode.
 
-An "on" arm proves itself: the prefetcher's counters are layers x windows x steps, and
-a profile of replayed steps holds one prefetch kernel for each of a step's launches.
-With one GPU nothing is reduced, so windows B and C open at their fallback points.
-
-Example: python ci/gates/l2_prefetch_parity.py --tree TREE --base BASE --json
+An arm with the switch on proves itself: the prefetcher's counters are layers x windows
+x steps, and a profile of decode steps, replayed ones under graphs, holds one prefetch
+kernel for each of a step's launches. With one GPU nothing is reduced, so windows B and
+C open at their fallback points.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import hashlib
 import json
 import os
 import statistics
@@ -30,53 +26,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 
-import _gate
+import _unit
 import l2_common
 import tiny_glm
 
-GATE = "l2_prefetch_parity"
 PREFIX = "VLLM_GLM53_L2_PREFETCH"
-# Steps of at most this many tokens prefetch: the decodes, but not the short prefill.
-MAX_TOKENS = {f"{PREFIX}_MAX_TOKENS": "64"}
-ARMS: dict[str, dict[str, str]] = {
-    "base": {},
-    "off": {PREFIX: "0"},
-    "unset": {},
-    "on": {PREFIX: "1", **MAX_TOKENS},
-    "on, max": {PREFIX: "1", f"{PREFIX}_PERSIST_MB": "max", **MAX_TOKENS},
-}
 MODES = ("eager", "graphs")
 LENGTHS, NEW_TOKENS, LAYERS = (37, 640, 1023, 3000), 24, 4
+# Processes at once, and the seconds that one may take.
+JOBS, TIMEOUT_S = 5, 300
 
 
-def write_config(folder: Path, full: bool) -> None:
-    """Write the configuration of a small GLM-5.3-Flash.
-
-    Args:
-        folder: Where ``config.json`` goes.
-        full: The released model's widths, with few experts.
-    """
-    widths = (
-        {
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "moe_intermediate_size": 2048,
-            "n_routed_experts": 16,
-            "num_experts_per_tok": 8,
-            "q_lora_rank": 1536,
-            "linear_num_heads": 64,
-        }
-        if full
-        else {
-            "hidden_size": 1024,
-            "intermediate_size": 1024,
-            "moe_intermediate_size": 256,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "q_lora_rank": 256,
-            "linear_num_heads": 8,
-        }
-    )
+def write_config(folder: Path) -> None:
+    """Write the configuration of a small GLM-5.3-Flash to ``config.json``."""
     config = {
         "architectures": ["Glm5NextForCausalLM"],
         "model_type": "glm5_next_text",
@@ -117,7 +79,13 @@ def write_config(folder: Path, full: bool) -> None:
         "pad_token_id": 0,
         "eos_token_id": 2047,
         "tie_word_embeddings": False,
-        **widths,
+        "hidden_size": 1024,
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 256,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "q_lora_rank": 256,
+        "linear_num_heads": 8,
     }
     (folder / "config.json").write_text(json.dumps(config))
 
@@ -295,36 +263,55 @@ def engaged(result: dict[str, Any], mode: str) -> str | None:
     return None
 
 
-def collect(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def counts(result: dict[str, Any]) -> dict[str, int]:
+    """What an arm with the switch on did, beside what it had to do.
+
+    Windows are layers x 3 x steps; launches, and kernels of the profile, are a step's
+    times the steps.
+    """
+    counters = result["counters"]
+    steps = counters["steps"]
+    windows = 3 * result["layers"] * steps
+    kernels = result["launches_a_step"] * (steps + result["profiled_steps"])
+    return {
+        "expected": windows + kernels,
+        "counted": sum(counters["fired"])
+        + counters["launched"]
+        + result["prefetch_kernels"],
+        # 0 where nothing was captured, as eagerly.
+        "captured_nodes": counters["captured"],
+    }
+
+
+def collect(task: _unit.Task) -> dict[str, dict[str, Any]]:
     """Run every arm in every mode, some at once, each a process of its own.
 
     Returns:
         What each answered, by ``mode, arm``.
 
     Raises:
-        _gate.Stop: One failed or took too long.
+        _unit.Stop: One failed or took too long.
     """
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder), args.full)
-        queue = [(mode, arm) for mode in args.modes for arm in args.arms]
+        write_config(Path(folder))
+        queue = [(mode, arm) for mode in MODES for arm in task.trees]
         running: dict[str, tuple[subprocess.Popen[bytes], Path, float]] = {}
         try:
             while queue or running:
-                while queue and len(running) < args.jobs:
+                while queue and len(running) < JOBS:
                     mode, arm = queue.pop(0)
-                    tree = (args.base if arm == "base" else args.tree).resolve()
+                    site = task.sites[arm]
                     out = Path(folder) / f"{mode}-{arm}.json"
                     env = {
                         name: value
                         for name, value in os.environ.items()
                         if not name.startswith(PREFIX)
                     }
-                    env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ARMS[arm]}
-                    env["PYTHONPATH"] = f"{tree}:{env.get('PYTHONPATH', '')}"
-                    command = [sys.executable, os.path.abspath(__file__)]
-                    command += ["--child", mode, "--tree", str(tree)]
-                    command += ["--folder", folder, "--out", str(out)]
+                    env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **task.env[arm]}
+                    env["PYTHONPATH"] = f"{site}:{env.get('PYTHONPATH', '')}"
+                    command = [sys.executable, os.path.abspath(__file__), "--child"]
+                    command += [mode, str(site), folder, str(out)]
                     with out.with_suffix(".log").open("wb") as log:
                         process = subprocess.Popen(
                             command, env=env, stdout=log, stderr=subprocess.STDOUT
@@ -333,14 +320,14 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
                 time.sleep(0.1)
                 for key, (process, out, begun) in list(running.items()):
                     if process.poll() is None:
-                        if time.monotonic() - begun > args.timeout:
-                            text = f"{key}: no result in {args.timeout} s"
-                            raise _gate.Stop("invalid", text)
+                        if time.monotonic() - begun > TIMEOUT_S:
+                            text = f"{key}: no result in {TIMEOUT_S} s"
+                            raise _unit.Stop("invalid", text)
                         continue
                     del running[key]
                     if process.returncode or not out.exists():
                         log_text = out.with_suffix(".log").read_text(errors="replace")
-                        raise _gate.Stop("invalid", f"{key} failed: {log_text[-2500:]}")
+                        raise _unit.Stop("invalid", f"{key} failed: {log_text[-2500:]}")
                     results[key] = json.loads(out.read_text())
         finally:
             for process, _, _ in running.values():
@@ -349,149 +336,78 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return results
 
 
-def unit_body(args: argparse.Namespace) -> dict[str, Any]:
-    """Be the engine's unit; see `_gate.unit`."""
-    l2_common.check_trees(args.tree, args.base)
-    capability = l2_common.smi("compute_cap")
-    if not capability or float(capability[0]) < 9.0:
-        raise _gate.Stop("not-tested", "no GPU of compute capability 9.0 or above")
-    results = collect(args)
-    cases, engagement, steps = [], {}, {}
-    expected = counted = nodes = 0
-    for mode in args.modes:
-        reference = results[f"{mode}, {args.arms[0]}"]["outputs"]
+def answer(
+    results: dict[str, dict[str, Any]], env: dict[str, dict[str, str]]
+) -> _unit.Answer:
+    """Compare the arms with the base.
+
+    Args:
+        results: What each answered, by ``mode, arm``.
+        env: The switches of each arm.
+
+    Raises:
+        _unit.Stop: The base does not repeat itself, an arm with the switch on did not
+            engage, or one without it did.
+    """
+    cases: list[dict[str, Any]] = []
+    engagement: dict[str, dict[str, int]] = {}
+    steps = {}
+
+    def compare(name: str, reference: list[Any], other: list[Any]) -> None:
+        for n, (want, got) in enumerate(zip(reference, other, strict=True)):
+            apart = sum(a != b for a, b in zip(want, got, strict=True))
+            cases.append(
+                {
+                    "id": f"{name}, {LENGTHS[n]} tokens",
+                    "equal": want == got,
+                    "elements": len(want),
+                    "differing": apart,
+                }
+            )
+
+    for mode in MODES:
+        reference = results[f"{mode}, base"]["outputs"]
         for n, (one, two) in enumerate(zip(*reference, strict=True)):
             if one != two:
                 text = f"{mode}: the base does not repeat itself on prompt {n}"
-                raise _gate.Stop("invalid", text)
-        for arm in args.arms:
+                raise _unit.Stop("invalid", text)
+        for arm, switches in env.items():
             key = f"{mode}, {arm}"
             result = results[key]
             steps[key] = round(statistics.median(result["batch_ns"]) / 65e6, 4)
-            why = engaged(result, mode) if arm.startswith("on") else None
-            if why:
-                raise _gate.Stop("not-tested", f"{key}: did not engage: {why}")
-            if not arm.startswith("on") and result["prefetch_kernels"]:
-                text = f"{key}: prefetched although it is off"
-                raise _gate.Stop("rejected", text)
-            if arm.startswith("on"):
-                expected += result["launches_a_step"] * result["counters"]["steps"]
-                counted += result["counters"]["launched"]
-                nodes += result["counters"]["captured"]
-            for n, (want, got) in enumerate(
-                zip(reference[0], result["outputs"][0], strict=True)
-            ):
-                apart = sum(a != b for a, b in zip(want, got, strict=True))
-                cases.append(
-                    {
-                        "id": f"{key}, {LENGTHS[n]} tokens",
-                        "equal": want == got,
-                        "elements": len(want),
-                        "differing": apart,
-                    }
-                )
-    if set(MODES) == set(args.modes):
+            if switches.get(PREFIX) == "1":
+                if why := engaged(result, mode):
+                    raise _unit.Stop("not-tested", f"{key}: did not engage: {why}")
+                total = engagement.setdefault(arm, dict.fromkeys(counts(result), 0))
+                for what, number in counts(result).items():
+                    total[what] += number
+            elif result["prefetch_kernels"]:
+                raise _unit.Stop("rejected", f"{key}: prefetched although it is off")
+            compare(key, reference[0], result["outputs"][0])
+    for arm in env:
         # What a captured graph replays, against the same arm run eagerly.
-        for arm in args.arms:
-            eager, graphs = (results[f"{m}, {arm}"]["outputs"][0] for m in MODES)
-            for n, (want, got) in enumerate(zip(eager, graphs, strict=True)):
-                apart = sum(a != b for a, b in zip(want, got, strict=True))
-                cases.append(
-                    {
-                        "id": f"replay against eager, {arm}, {LENGTHS[n]} tokens",
-                        "equal": want == got,
-                        "elements": len(want),
-                        "differing": apart,
-                    }
-                )
-    engagement["on"] = {
-        "expected": expected,
-        "counted": counted,
-        "captured_nodes": nodes,
-    }
-    return {
-        "samples": {"cases": cases},
-        "engagement": engagement,
-        "extra": {
-            "ms a step": steps,
-            "prefetch kernels in 64 profiled steps": {
-                key: result["prefetch_kernels"] for key, result in results.items()
-            },
-        },
-    }
+        eager, graphs = (results[f"{mode}, {arm}"]["outputs"][0] for mode in MODES)
+        compare(f"replay against eager, {arm}", eager, graphs)
+    kernels = {key: result["prefetch_kernels"] for key, result in results.items()}
+    return _unit.Answer(
+        {"cases": cases},
+        engagement,
+        extra={"ms a step": steps, "prefetch kernels in 64 profiled steps": kernels},
+    )
 
 
-def main(args: argparse.Namespace) -> dict[str, Any]:
+def measure(task: _unit.Task) -> _unit.Answer:
     """Run the arms and compare them."""
-    receipt: dict[str, Any] = {
-        "arms": l2_common.check_trees(args.tree, args.base),
-        "rule": {"equal": "tokens and logprobs, bit for bit, per mode"},
-        "argv": ["{python}", f"ci/gates/{GATE}.py", "--tree", "{tree}"],
-        "model": {"layers": LAYERS, "full": args.full, "prompts": LENGTHS},
-    }
-
-    def answer(verdict: str, *reasons: str) -> dict[str, Any]:
-        return l2_common.document(GATE, "parity", verdict, list(reasons), receipt)
-
-    capability = l2_common.smi("compute_cap")
-    if not capability or float(capability[0]) < 9.0:
-        return answer("not-tested", "no CUDA device of compute capability 9.0 or above")
-    if args.base is None:
-        raise l2_common.Unusable("--base is needed: the unpacked base is the reference")
-    receipt["machine"] = l2_common.machine()
-    try:
-        results = receipt["results"] = collect(args)
-    except _gate.Stop as stop:
-        return answer(stop.verdict, stop.reason)
-    reasons, verdict = [], "qualified"
-    for mode in args.modes:
-        reference = results[f"{mode}, {args.arms[0]}"]
-        for arm in args.arms:
-            result = results[f"{mode}, {arm}"]
-            same = result["outputs"] == reference["outputs"]
-            text = json.dumps(result["outputs"], sort_keys=True).encode()
-            step_ms = statistics.median(result["batch_ns"]) / 65e6
-            reasons.append(
-                f"{mode}, {arm}: {'equal' if same else 'DIFFERENT'}, outputs "
-                f"{hashlib.sha256(text).hexdigest()[:12]}, {step_ms:.3f} ms a step, "
-                f"{result['prefetch_kernels']} prefetch kernels"
-            )
-            if not same:
-                verdict = "rejected"
-            if arm.startswith("on"):
-                why = engaged(result, mode)
-                if why and verdict != "rejected":
-                    verdict = "not-tested"
-                    reasons.append(f"{mode}, {arm}: did not engage: {why}")
-            elif arm != "unset" and result["prefetch_kernels"]:
-                verdict = "rejected"
-                reasons.append(f"{mode}, {arm}: prefetched although it is off")
-    if args.arms[0] != "base" and verdict == "qualified":
-        verdict = "insufficient-evidence"
-        reasons.append("the reference arm was not the unpacked base")
-    return answer(verdict, *reasons)
+    l2_common.check_arms(task)
+    if reason := l2_common.no_gpu():
+        raise _unit.Stop("not-tested", reason)
+    return answer(collect(task), task.env)
 
 
 if __name__ == "__main__":
-    argument_parser = l2_common.parser(str(__doc__).splitlines()[0])
-    argument_parser.add_argument("--arms", nargs="*", default=["base", "off", "on"])
-    argument_parser.add_argument("--modes", nargs="*", choices=MODES, default=MODES)
-    argument_parser.add_argument("--full", action="store_true", help="real widths")
-    argument_parser.add_argument("--timeout", type=int, default=300, help="s an arm")
-    argument_parser.add_argument("--jobs", type=int, default=1, help="arms at once")
-    argument_parser.add_argument("--unit", action="store_true", help="of the engine")
-    argument_parser.add_argument("--child", choices=MODES, help="internal")
-    argument_parser.add_argument("--folder", type=Path, help="internal")
-    argument_parser.add_argument("--out", type=Path, help="internal")
-    arguments = argument_parser.parse_args()
-    if arguments.child:
-        made = child(arguments.child, arguments.tree, arguments.folder)
-        arguments.out.write_text(json.dumps(made))
-        sys.exit(0)
-    if unknown := set(arguments.arms) - set(ARMS):
-        argument_parser.error(f"--arms: unknown {sorted(unknown)}, known {list(ARMS)}")
-    if arguments.unit:
-        sys.exit(_gate.unit(lambda: unit_body(arguments)))
-    sys.exit(
-        l2_common.run(GATE, "parity", lambda: main(arguments), bool(arguments.json))
-    )
+    if sys.argv[1:2] == ["--child"]:
+        chosen, site_folder, config_folder, result_file = sys.argv[2:]
+        made = child(chosen, Path(site_folder), Path(config_folder))
+        Path(result_file).write_text(json.dumps(made))
+    else:
+        _unit.run(measure)

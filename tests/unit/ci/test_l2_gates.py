@@ -1,12 +1,8 @@
-"""The L2 gates: what they conclude from samples, and how they refuse bad input."""
+"""The L2 gates: what they make of what they measured, and what they refuse."""
 
 from __future__ import annotations
 
 import gc
-import json
-import math
-import random
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,68 +24,53 @@ def gate(name: str) -> ModuleType:
 
 
 def make_tree(root: Path, *, module: bool) -> Path:
-    (root / "vllm").mkdir(parents=True)
-    (root / "vllm" / "envs.py").write_text("")
+    root.mkdir()
     if module:
         (root / MODULE).parent.mkdir(parents=True)
         (root / MODULE).write_text("raise RuntimeError('executed')\n")
     return root
 
 
-def pair(ratio: float, aa: float = 1.0, equal: bool = True) -> dict[str, Any]:
-    return {
-        "median_us": {"A": 40.0, "B": 40.0 * ratio, "A'": 40.0 * aa},
-        "equal": equal,
-    }
+def a_task(arms: dict[str, Path], scratch: Path) -> Any:
+    env: dict[str, dict[str, str]] = {name: {} for name in arms}
+    return gate("_unit").Task(0, 1, 0, arms, arms, env, scratch)
 
 
-def pairs(mean: float, spread: float = 0.001, n: int = 9) -> list[dict[str, Any]]:
-    rng = random.Random(7)
-    noise = [rng.gauss(0, spread) for _ in range(n)]
-    control = [rng.gauss(0, spread) for _ in range(n)]
-    shift = sum(control) / n
-    return [
-        pair(mean * math.exp(a), math.exp(b - shift))
-        for a, b in zip(noise, control, strict=True)
-    ]
+NAMES = ["l2_survival", "l2_prefetch_parity", "l2_prefetch_tp2"]
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("mean", "verdict"),
+    ("base", "on", "why"),
     [
-        (0.95, "qualified"),
-        (1.05, "rejected"),
-        (1.0, "rejected"),
-        (0.99, "insufficient-evidence"),
+        (False, False, "the arm on has no .*; compose the set prefetch"),
+        (True, True, "the base has .*: no base of this"),
     ],
 )
-def test_verdict_follows_the_interval(mean: float, verdict: str) -> None:
-    samples = pairs(mean, spread=0.003)
-    if mean == 0.99:  # centred on the bar
-        samples = [pair(0.99 * math.exp(d), 1 + d / 9) for d in (-2e-3, 2e-3) * 4]
-    assert gate("l2_prefetch_speed").judge(samples)[0] == verdict
+def test_an_arm_that_is_not_what_it_is_called_is_not_measured(
+    name: str, base: bool, on: bool, why: str, tmp_path: Path
+) -> None:
+    trees = {
+        "base": make_tree(tmp_path / "base", module=base),
+        "on": make_tree(tmp_path / "on", module=on),
+    }
+    with pytest.raises(gate("_unit").Stop, match=why) as caught:
+        gate(name).measure(a_task(trees, tmp_path))
+    assert caught.value.verdict == "not-tested"
 
 
-def test_unequal_outputs_are_rejected_whatever_the_time() -> None:
-    samples = pairs(0.9)
-    samples[3]["equal"] = False
-    assert gate("l2_prefetch_speed").judge(samples)[0] == "rejected"
-
-
-def test_a_drifting_control_is_invalid() -> None:
-    samples = [pair(0.9, 1.01 + i / 1e5) for i in range(9)]
-    assert gate("l2_prefetch_speed").judge(samples)[0] == "invalid"
-
-
-def test_a_wide_control_decides_nothing() -> None:
-    samples = [pair(0.9, 1.05 if i % 2 else 0.95) for i in range(10)]
-    verdict = gate("l2_prefetch_speed").judge(samples)[0]
-    assert verdict == "insufficient-evidence"
-
-
-def test_interval_is_students() -> None:
-    low, high = gate("l2_common").interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.95)
-    assert (low, high) == pytest.approx((1.0368, 4.9632), abs=1e-3)
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_gpu_nothing_is_tested_and_no_code_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    trees = {
+        "base": make_tree(tmp_path / "base", module=False),
+        "on": make_tree(tmp_path / "on", module=True),
+    }
+    with pytest.raises(gate("_unit").Stop) as caught:
+        gate(name).measure(a_task(trees, tmp_path))
+    assert caught.value.verdict == "not-tested"
 
 
 def survival_output(kept: float, lost: float, drop_last: bool = False) -> str:
@@ -111,24 +92,20 @@ def survival_output(kept: float, lost: float, drop_last: bool = False) -> str:
                         f'"{number}","{kernel}","dram__bytes_read.sum","byte","{value:,.0f}"'
                     )
                     number += 1
-    lines.append("ENGAGED|5|5|80")
+    lines.append("ENGAGED|5|6|80")
     return "\n".join([*lines, header, *(rows[:-1] if drop_last else rows)])
 
 
-@pytest.mark.parametrize(
-    ("kept", "lost", "verdict"),
-    [
-        (0.05, 0.80, "qualified"),
-        (0.07, 0.80, "rejected"),
-        (0.05, 0.70, "rejected"),
-    ],
-)
-def test_survival_applies_both_bars(kept: float, lost: float, verdict: str) -> None:
+def test_survival_says_which_share_was_read_and_which_was_kept() -> None:
     module = gate("l2_survival")
-    samples, engaged = module.parse(survival_output(kept, lost))
-    assert engaged == [5, 5, 80]
+    samples, engaged = module.parse(survival_output(0.05, 0.8))
     assert {s["kernels"] for s in samples} == {1, 2}
-    assert module.judge(samples)[0] == verdict
+    found = module.answer(samples, engaged)
+    share = {case["id"]: case["max_abs"] for case in found.samples["cases"]}
+    assert share["16 MiB, set-aside max, prefetch + 2x: read, 1"] == 0.05
+    assert share["16 MiB, set-aside 0, prefetch + 2x: kept, 3"] == pytest.approx(0.2)
+    assert share["16 MiB, set-aside 0, no prefetch + 2x: kept, 2"] == 0
+    assert found.engagement == {"on": {"expected": 6, "counted": 5}}
 
 
 def test_survival_refuses_rows_that_do_not_match() -> None:
@@ -143,51 +120,54 @@ def test_survival_refuses_rows_that_do_not_match() -> None:
         module.parse(extra)
 
 
-def run(name: str, *args: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, str(GATES / f"{name}.py"), *args, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "Traceback" not in done.stderr
-    return done.returncode, json.loads(done.stdout)
+@pytest.mark.parametrize("arms", [["on"], ["on", "a4", "max"]])
+def test_arms_take_turns_and_so_do_the_base_s_recordings(arms: list[str]) -> None:
+    visits = gate("l2_prefetch_speed").turns(arms, 8)
+    for arm in arms:
+        pair = [name for name, _ in visits if name in ("base", arm)]
+        couples = list(zip(pair[::2], pair[1::2], strict=True))
+        assert all(set(couple) == {"base", arm} for couple in couples)
+        assert sum(couple[0] == "base" for couple in couples) == len(couples) / 2
+    recordings = [other for name, other in visits if name == "base"]
+    assert recordings == [False, True, True, False] * 2
 
 
-NAMES = ["l2_survival", "l2_prefetch_speed", "l2_prefetch_parity", "l2_prefetch_tp2"]
+def rank(**changes: Any) -> dict[str, Any]:
+    arm = {
+        "fired": [16] * 3,
+        "windows": 16,
+        "hooked": [[True] * 3] * 8,
+        "launches": 24,
+        "nodes": 24,
+        "equal": True,
+    }
+    cell = {"order": ["base", "abc"], "values": {"base": [2.0], "abc": [1.0]}}
+    return {"cell": cell, "engaged": {"abc": arm | changes}}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_tree_without_the_set_is_a_bad_input(name: str, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "tree", module=False)
-    code, answer = run(name, "--tree", str(tree))
-    assert code == 3 and "compose the set prefetch" in answer["error"]["message"]
+def test_both_ranks_have_to_hold_what_the_plan_launches() -> None:
+    module = gate("l2_prefetch_tp2")
+    found = module.answer([rank(), rank(nodes=23)])
+    assert found.engagement["abc"] == {
+        "expected": 48,
+        "counted": 47,
+        "captured_nodes": 47,
+    }
+    assert set(found.samples["cells"]) == {"tp2/8"}
+    for changes, verdict in (
+        ({"fired": [16, 16, 15]}, "not-tested"),
+        ({"hooked": [[True, False, True]]}, "not-tested"),
+        ({"equal": False}, "rejected"),
+    ):
+        with pytest.raises(gate("_unit").Stop) as caught:
+            module.answer([rank(), rank(**changes)])
+        assert caught.value.verdict == verdict
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_base_with_the_set_is_not_a_base(name: str, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "tree", module=True)
-    code, answer = run(name, "--tree", str(tree), "--base", str(tree))
-    assert code == 3 and "not the unpacked base" in answer["error"]["message"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_folder_that_is_no_tree_is_named(name: str, tmp_path: Path) -> None:
-    code, answer = run(name, "--tree", str(tmp_path))
-    assert code == 3 and str(tmp_path) in answer["error"]["message"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_without_a_gpu_nothing_is_tested_and_no_code_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    tree = make_tree(tmp_path / "tree", module=True)
-    base = make_tree(tmp_path / "base", module=False)
-    code, answer = run(name, "--tree", str(tree), "--base", str(base))
-    assert (code, answer["verdict"]) == (8, "not-tested")
-    assert answer["reasons"]
-
-
-def engaged_result(**changes: Any) -> dict[str, Any]:
+def model_result(**changes: Any) -> dict[str, Any]:
     result = {
+        "outputs": [[[[7, "0x1p0"], [8, "0x1p1"]]] * 4] * 2,
+        "batch_ns": [65_000_000],
         "layers": 4,
         "launches_a_step": 8,
         "profiled_steps": 64,
@@ -198,16 +178,59 @@ def engaged_result(**changes: Any) -> dict[str, Any]:
     return result | changes
 
 
+ENV = {"base": {}, "on": {"VLLM_GLM53_L2_PREFETCH": "1"}}
+
+
+def model_results() -> dict[str, dict[str, Any]]:
+    off = {"prefetch_kernels": 0, "counters": None}
+    return {
+        f"{mode}, {arm}": model_result(**(off if arm == "base" else {}))
+        for mode in ("eager", "graphs")
+        for arm in ENV
+    }
+
+
+def test_a_model_s_answers_are_compared_with_the_base_s() -> None:
+    module = gate("l2_prefetch_parity")
+    results = model_results()
+    found = module.answer(results, ENV)
+    # Two modes and the replay against eager, two arms, four prompts.
+    assert len(found.samples["cases"]) == 3 * 2 * 4
+    assert all(case["equal"] for case in found.samples["cases"])
+    once = 3 * 4 * 10 + 8 * (10 + 64)
+    assert found.engagement == {
+        "on": {"expected": 2 * once, "counted": 2 * once, "captured_nodes": 32}
+    }
+    other = [[[[7, "0x1p0"], [9, "0x1p1"]]] * 4] * 2
+    results["graphs, on"]["outputs"] = other
+    apart = [c for c in module.answer(results, ENV).samples["cases"] if not c["equal"]]
+    assert len(apart) == 8 and {c["differing"] for c in apart} == {1}
+
+
+def test_a_base_that_does_not_repeat_itself_and_a_stray_prefetch_are_refused() -> None:
+    module, stop = gate("l2_prefetch_parity"), gate("_unit").Stop
+    results = model_results()
+    results["eager, base"]["prefetch_kernels"] = 1
+    with pytest.raises(stop, match="although it is off") as caught:
+        module.answer(results, ENV)
+    assert caught.value.verdict == "rejected"
+    results = model_results()
+    one, two = results["eager, base"]["outputs"]
+    results["eager, base"]["outputs"] = [one, [[[1, "0x1p0"]], *two[1:]]]
+    with pytest.raises(stop, match="does not repeat itself on prompt 0"):
+        module.answer(results, ENV)
+
+
 def test_an_on_arm_that_did_nothing_is_noticed() -> None:
     engaged = gate("l2_prefetch_parity").engaged
-    assert engaged(engaged_result(), "graphs") is None
+    assert engaged(model_result(), "graphs") is None
     assert "no prefetcher" in engaged({}, "eager")
-    assert "kernels" in engaged(engaged_result(prefetch_kernels=0), "graphs")
+    assert "kernels" in engaged(model_result(prefetch_kernels=0), "graphs")
     fired = {"fired": [40, 40, 39], "steps": 10, "launched": 80, "captured": 16}
-    assert "windows" in engaged(engaged_result(counters=fired), "eager")
+    assert "windows" in engaged(model_result(counters=fired), "eager")
     bare = {"fired": [40] * 3, "steps": 10, "launched": 80, "captured": 0}
-    assert "recorded" in engaged(engaged_result(counters=bare), "graphs")
-    assert "replayed" in engaged(engaged_result(steps_in_profile=64), "graphs")
+    assert "recorded" in engaged(model_result(counters=bare), "graphs")
+    assert "replayed" in engaged(model_result(steps_in_profile=64), "graphs")
 
 
 def test_the_prefetcher_is_found_among_what_vllm_froze(
