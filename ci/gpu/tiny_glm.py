@@ -8,7 +8,8 @@ that every layer adds nothing and any two builds agree.) Prompts are token ids.
     python3 ci/gpu/tiny_glm.py --out answer.json --kpool 4 --eager
 
 The answer holds the generated tokens, the log-probabilities of the most likely tokens
-(exact, as hexadecimal floats), engagement counters and times.
+(exact, as hexadecimal floats), engagement counters, what the base's own code did
+(watch.py) and times.
 
 The base does not repeat its own answers to a prompt of which the indexer selects a part
 (more than ``index_topk`` tokens): its selection kernels hand out output places with
@@ -31,6 +32,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+
+import watch
 
 VOCABULARY = 2048
 PROMPT_LENGTHS = (37, 640, 1023, 3001)
@@ -241,7 +244,8 @@ def counters(names: list[str]) -> dict[str, int | None]:
 
     Args:
         names: ``module:path`` each. A path's parts are attributes, keys, or ``*`` for
-            the only value of a dictionary; a callable on the way is called.
+            the only value of a dictionary; a callable on the way is called. A list of
+            counters is their sum.
 
     Returns:
         The counters by name.
@@ -260,7 +264,7 @@ def counters(names: list[str]) -> dict[str, int | None]:
                     value = getattr(value, part)
                 if callable(value) and not isinstance(value, type):
                     value = value()
-            found[name] = int(value)
+            found[name] = sum(value) if isinstance(value, list) else int(value)
         except (ImportError, AttributeError, KeyError, TypeError, ValueError):
             found[name] = None
     return found
@@ -271,6 +275,7 @@ def engine(args: argparse.Namespace) -> Iterator[tuple[Any, float]]:
     """Start the model; yields the engine and the seconds that took."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     use_fan_in_weights()
+    watch.install()
     if not args.free_selection:
         sort_selected_pools()
     with tempfile.TemporaryDirectory() as folder:
@@ -317,6 +322,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "repeats": [a == b for a, b in zip(*passes, strict=True)],
         "digest": hashlib.sha256(text.encode()).hexdigest(),
         "counters": counters(args.counter),
+        "watched": watch.counts,
         "start_s": up,
         "import_s": ready - began - up,
         "answer_s": time.monotonic() - ready,

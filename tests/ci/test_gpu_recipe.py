@@ -1,6 +1,5 @@
 """The recipe that carries vLLM to a GPU machine (`ci/gpu`), without a GPU."""
 
-import json
 import lzma
 import struct
 import subprocess
@@ -87,72 +86,3 @@ def test_parts_are_made_of_the_pinned_wheel_only(tmp_path):
     assert done.returncode == 4
     assert "sha256" in done.stderr and "expected 4b6bdec4" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-FAKE_MODEL = """
-import argparse, importlib, json, random
-parser = argparse.ArgumentParser()
-parser.add_argument("--out")
-parser.add_argument("--counter", action="append", default=[])
-args, _ = parser.parse_known_args()
-import vllm
-counters = {c: getattr(vllm, c.partition(":")[2], None) for c in args.counter}
-sure = {"tokens": [1, vllm.ANSWER], "logprobs": [[]]}
-unsure = {"tokens": [random.random()], "logprobs": [[]]}
-answer = {"answers": [sure, unsure], "repeats": [True, False], "counters": counters}
-json.dump(answer, open(args.out, "w"))
-"""
-
-
-@pytest.fixture
-def arms(tmp_path):
-    """model_arms.py beside a model that answers at once; overlays of a tiny site."""
-    for name in ("gpu", "gates"):
-        (tmp_path / "ci" / name).mkdir(parents=True)
-    for name in ("gpu/model_arms.py", "gates/_gate.py", "gates/_unit.py"):
-        (tmp_path / "ci" / name).write_text((GPU.parent / name).read_text())
-    (tmp_path / "ci/gpu/tiny_glm.py").write_text(FAKE_MODEL)
-    overlays = {
-        "site": "ANSWER = 2\n",
-        "same": "ANSWER = 2\nLAUNCHES = 3\n",
-        "idle": "ANSWER = 2\nLAUNCHES = 0\n",
-        "other": "ANSWER = 3\nLAUNCHES = 3\n",
-        "broken": "raise ValueError('no')\n",
-    }
-    for name, text in overlays.items():
-        (tmp_path / name / "vllm").mkdir(parents=True)
-        (tmp_path / name / "vllm/__init__.py").write_text(text)
-
-    def run(name: str) -> tuple[int, dict]:
-        done = subprocess.run(
-            [
-                *(sys.executable, "ci/gpu/model_arms.py", "--site", "site"),
-                *("--arm", "base", "--arm", f"set={name}"),
-                *("--expect", "set:vllm:LAUNCHES"),
-                *("--config", "eager:--eager", "--json"),
-            ],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        return done.returncode, json.loads(done.stdout)["configs"]["eager"]
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("overlay", "code", "verdict"),
-    [
-        ("same", 0, "qualified"),
-        ("idle", 8, "not-tested"),
-        ("other", 1, "rejected"),
-        ("broken", 9, "invalid"),
-    ],
-)
-def test_arms_are_compared_where_the_base_repeats_itself(arms, overlay, code, verdict):
-    found, answer = arms(overlay)
-    assert (found, answer["arms"]["set"]["verdict"]) == (code, verdict)
-    assert answer["prompts_compared"] == [0]
-    assert answer["prompts_not_repeated_by_the_reference"] == [1]
-    if overlay == "other":
-        assert answer["arms"]["set"]["difference"] == "prompt 0, step 1, tokens"
