@@ -34,7 +34,7 @@ PREFIX = "VLLM_GLM53_L2_PREFETCH"
 MODES = ("eager", "graphs")
 LENGTHS, NEW_TOKENS, LAYERS = (37, 640, 1023, 3000), 24, 4
 # Processes at once, and the seconds that one may take.
-JOBS, TIMEOUT_S = 5, 300
+JOBS, TIMEOUT_S = 8, 300
 
 
 def write_config(folder: Path) -> None:

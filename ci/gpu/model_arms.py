@@ -110,6 +110,11 @@ class Job:
     why: str | None = None
     failed: str | None = None
 
+    @property
+    def places(self) -> int:
+        """How many places of ``--parallel`` it takes: real widths need the memory."""
+        return 2 if "--full" in self.options else 1
+
     def answer(self) -> dict[str, Any] | None:
         """What the process wrote, or None."""
         try:
@@ -226,7 +231,7 @@ def run_jobs(jobs: list[Job], args: argparse.Namespace) -> None:
                 )
             job.seconds = time.monotonic() - job.begun
             running.remove(job)
-            free += 1
+            free += job.places
             if job.answer() is None and not job.why and job.failed is None:
                 # Alone, its neighbours cannot be the reason.
                 job.failed = tail(job.out.with_suffix(".log"))
@@ -249,9 +254,9 @@ def run_jobs(jobs: list[Job], args: argparse.Namespace) -> None:
                 queue.remove(job)
             elif job.failed and running:
                 continue
-            elif free and (job is first or first not in queue):
+            elif free >= job.places and (job is first or first not in queue):
                 queue.remove(job)
-                free -= 1
+                free -= job.places
                 job.begun = now
                 job.process = start(job)
                 running.append(job)
@@ -409,7 +414,9 @@ def main() -> None:
         metavar="NAME[=ARM+ARM...]:OPTIONS",
         help="options of tiny_glm.py; the arms beside the base, default all",
     )
-    parser.add_argument("--parallel", type=int, default=4, help="arms side by side")
+    parser.add_argument(
+        "--parallel", type=int, default=4, help="arms side by side; --full counts twice"
+    )
     parser.add_argument("--timeout", type=float, default=240, help="s per process")
     parser.add_argument("--budget-s", type=float, default=3600, help="s in all")
     parser.add_argument(
