@@ -9,6 +9,8 @@ For one set (with ``--requires`` the folders of the sets below it, in order):
   without the set. At least one has to fail.
 * **reverted**: the code of the first patch that changes code is taken back from the
   finished tree. At least one test has to fail.
+* **hooks**: the base's own checks of source files that need nothing else pass on every
+  file that the set adds or changes.
 * **prefix k**: after the first k patches every changed module imports (as far as the
   base imports it here) and the tests that are there pass.
 
@@ -32,6 +34,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PLUGIN = "stackctl_cpu_shim"
+HOOKS = ("check_torch_cuda.py", "check_forbidden_imports.py")  # of tools/pre_commit
 IMPORTS = """
 import importlib, json, sys
 import stackctl_cpu_shim
@@ -175,6 +178,25 @@ def failed_imports(python: Path, tree: Path, files: list[str]) -> dict[str, str]
     return found
 
 
+def hook_complaints(python: Path, tree: Path, files: list[str]) -> str:
+    """What the base's checks say against Python files, by their paths in the tree."""
+    said = ""
+    for hook in HOOKS:
+        done = subprocess.run(
+            [
+                *(str(python), f"tools/pre_commit/{hook}"),
+                *(f for f in files if f.endswith(".py")),
+            ],
+            cwd=tree,
+            env=environment(tree),
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            said += done.stdout + done.stderr[-500:]
+    return said
+
+
 def is_test(path: str) -> bool:
     """Whether a path is a test file."""
     return path.startswith("tests/") and Path(path).name.startswith("test_")
@@ -237,6 +259,10 @@ def check(args: argparse.Namespace, work: Path) -> dict[str, Any]:
                 tree.git("rm", "-q", "-f", "--", path)
     counts = run_tests(args.python, tree.path, tests, limit)
     record("reverted", counts["failed"] > 0, f"{how}: {summary(counts)}", **counts)
+
+    tree.checkout(tip)
+    complaints = hook_complaints(args.python, tree.path, tree.changed("ground", tip))
+    record("hooks", not complaints, complaints or f"{len(HOOKS)} pass")
 
     everything = tree.changed("ground", tip, "vllm")
     tree.checkout("ground")
