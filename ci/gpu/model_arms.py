@@ -214,7 +214,8 @@ def run_jobs(jobs: list[Job], args: argparse.Namespace) -> None:
     """
     deadline = time.monotonic() + args.budget_s
     free = args.parallel
-    queue, running = list(jobs), []
+    queue = list(jobs)
+    running: list[Job] = []
     reference = {job.config: job for job in reversed(jobs)}
     while queue or running:
         now = time.monotonic()
@@ -343,7 +344,8 @@ class Found:
                 total[what] += number
             if figures["expected"] != figures["counted"]:
                 name = expected.counter.rpartition(":")[2]
-                self.notes.append(f"{place}: {name}: {figures}")
+                did = {k: (watched[k], v) for k, v in answer["watched"].items()}
+                self.notes.append(f"{place}: {name}: {figures}; base, arm: {did}")
         if job.arm.expected:
             total["captured_nodes"] += answer["watched"]["graph-nodes"]
         times = [job.seconds, *(answer.get(part, 0.0) for part in PARTS)]

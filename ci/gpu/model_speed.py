@@ -54,7 +54,7 @@ def set_aside() -> Iterator[None]:
     if found is None:
         yield
         return
-    driver = module.CudaDriver()  # type: ignore[union-attr]
+    driver = module.CudaDriver()
 
     def limit(nbytes: int) -> None:
         with driver.primary_context(0):
