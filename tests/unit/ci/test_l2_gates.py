@@ -261,3 +261,87 @@ def test_the_prefetcher_is_found_among_what_vllm_froze(
     off._prefetcher = prefetcher
     with pytest.raises(RuntimeError, match="1 prefetchers, 2 chains"):
         state()
+
+
+class FakeChain:
+    """A recorded chain: says its number as its time."""
+
+    made = 0
+
+    def __init__(self, l2: Any, layers: Any, x: Any, switches: Any, cuda: Any) -> None:
+        type(self).made += 1
+        self.number = type(self).made
+        self.switches = switches
+        self.first = self.eager = "different" if switches == {"WRONG": "1"} else "same"
+        opened = 15 if switches == {"IDLE": "1"} else 16
+        self.fired = [16, 16, opened]
+        self.chain = SimpleNamespace(step=2)
+        self.launches, self.nbytes, self.set_aside = 8, 64, 0
+        self.nodes = 56 if switches is None else 64
+
+    def time(self) -> float:
+        return float(self.number)
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = gate("l2_prefetch_speed")
+    torch = ModuleType("torch")
+    vars(torch).update(
+        randn=lambda *shape, **options: None,
+        bfloat16=None,
+        equal=lambda one, two: one == two,
+        manual_seed=lambda seed: None,
+        cuda=SimpleNamespace(empty_cache=lambda: None),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(FakeChain, "made", 0)
+    monkeypatch.setattr(module, "Chain", FakeChain)
+    monkeypatch.setattr(module, "build_layers", lambda tp, rows: [])
+    monkeypatch.setattr(module, "setup", lambda site: (None, None))
+    monkeypatch.setattr(module, "same_kernels", lambda task: None)
+    monkeypatch.setattr(module, "gemm_times", lambda l2, cuda: ({"gemm/x": {}}, {}))
+    monkeypatch.setattr(module.l2_common, "check_arms", lambda task: None)
+    monkeypatch.setattr(module.l2_common, "no_gpu", lambda: None)
+    return module
+
+
+def speed_task(tmp_path: Path, unit: int, **arms: dict[str, str]) -> Any:
+    places = dict.fromkeys(("base", *arms), tmp_path)
+    return gate("_unit").Task(
+        unit, 9, 3, places, places, {"base": {}, **arms}, tmp_path
+    )
+
+
+@pytest.mark.parametrize("unit", [0, 1])
+def test_all_arms_are_timed_at_the_first_shape_only(
+    unit: int, speed: ModuleType, tmp_path: Path
+) -> None:
+    task = speed_task(tmp_path, unit, on={}, a4={"A": "4"})
+    found = speed.measure(task, [(4, 8), (2, 8)])
+    cells = found.samples["cells"]
+    assert set(cells) == {"tp4/8", "tp2/8", "gemm/x"}
+    assert {
+        arm: len(v) for arm, v in cells["tp4/8"]["values"].items()
+    } == dict.fromkeys(("base", "on", "a4"), speed.ROUNDS)
+    assert set(cells["tp2/8"]["values"]) == {"base", "on"}
+    # Recordings: base, on, a4, base again; the other one comes first in odd processes.
+    one, two = (1.0, 4.0) if unit == 0 else (4.0, 1.0)
+    assert cells["tp4/8"]["values"]["base"][:4] == [one, two, two, one]
+    assert set(cells["tp4/8"]["values"]["a4"]) == {3.0}
+    assert found.engagement == {
+        "on": {"expected": 16, "counted": 16, "captured_nodes": 16},
+        "a4": {"expected": 8, "counted": 8, "captured_nodes": 8},
+    }
+
+
+@pytest.mark.parametrize(
+    ("switches", "verdict"),
+    [({"WRONG": "1"}, "rejected"), ({"IDLE": "1"}, "not-tested")],
+)
+def test_no_time_of_other_outputs_or_of_windows_that_stay_shut(
+    switches: dict[str, str], verdict: str, speed: ModuleType, tmp_path: Path
+) -> None:
+    with pytest.raises(gate("_unit").Stop) as caught:
+        speed.measure(speed_task(tmp_path, 0, on=switches), [(4, 8)])
+    assert caught.value.verdict == verdict
