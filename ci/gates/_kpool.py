@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _unit import Stop, digest
+from _unit import Stop
 
 HEAD_DIM = 128
 PAGE_SIZE = 64
@@ -110,7 +110,6 @@ class Writers:
         scope: dict[str, Any] = {"torch": torch, "kpool_ops": self.ops}
         exec(_source_of(tree / INDEXER, "_kpool_compress_insert"), scope)
         self._insert = scope["_kpool_compress_insert"]
-        self.digests = {r: digest(tree / r) for r in (OPS, INDEXER)}
         self.has_parallel = hasattr(self.ops, "kpool_prefill_write")
 
     def use_mx(self, on: bool) -> None:

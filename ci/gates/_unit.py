@@ -6,7 +6,6 @@ it cannot or may not measure. Schedule, statistics and verdict are stackctl's.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -108,8 +107,3 @@ def run(measure: Callable[[Task], Answer]) -> None:
         document = {"schema": 1, "stop": reason}
     text = json.dumps(document, allow_nan=False, sort_keys=True)
     Path(os.environ["STACKCTL_GATE_OUT"]).write_text(text + "\n")
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -112,16 +111,6 @@ class Cuda:
         if code:
             raise RuntimeError(f"cuGraphGetNodes returned {code}")
         return count.value
-
-
-def smi(query: str) -> list[str]:
-    """One row of ``nvidia-smi`` for the first GPU; empty where it does not run."""
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "-i", "0"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [field.strip() for field in done.stdout.split(",")] if done.stdout else []
 
 
 def no_gpu() -> str | None:

@@ -231,7 +231,6 @@ class Chain:
         self.eager = self.forward().clone()
         torch.cuda.synchronize()
         prefetcher = self.chain and self.chain._prefetcher
-        before = prefetcher.counters.captured if prefetcher else 0
         opened = list(prefetcher.counters.fired) if prefetcher else [0, 0, 0]
         opened = [n - LAYERS for n in opened]  # the eager forward above
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -239,7 +238,6 @@ class Chain:
             self.out = self.forward()
         self.nodes = cuda.graph_nodes(self.graph.raw_cuda_graph())
         self.graph.instantiate()
-        self.captured = prefetcher.counters.captured - before if prefetcher else 0
         after = prefetcher.counters.fired if prefetcher else [0, 0, 0]
         self.fired = [b - a for a, b in zip(opened, after, strict=True)]
         # What a step has to launch, as the plan says.
