@@ -24,6 +24,7 @@ def kernel_unit(unit: int, ratio: float, noise: float, seed: int) -> dict[str, A
     base = [round(100 * draw.gauss(1, noise), 3) for _ in range(4)]
     on = [round(100 * ratio * draw.gauss(1, noise), 3) for _ in range(4)]
     state = {"sm_mhz": 1980, "temperature_c": 41, "power_w": 210.5, "reasons": 0}
+    state |= {"utilization": 0, "memory_used_mib": 4}
     return {
         "unit": unit,
         "exit": 0,

@@ -11,7 +11,8 @@ BASE = Arm("b" * 40, None, "base")
 ON = Arm("c" * 40, "d" * 64, "composed", {"FEATURE": "1"})
 ARMS = {"base": BASE, "on": ON}
 HOST = {"load_before": 0.0, "load_mean": 0.0, "load_after": 0.0, "cpus": 16}
-GPU = ({"uuid": "GPU-1", "throttled": False},)
+STATE = {"reasons": 0, "utilization": 0, "memory_used_mib": 4}
+GPU = ({"uuid": "GPU-1", "before": STATE, "after": STATE, "throttled": False},)
 
 KERNEL = Rule(statistic="paired-log-ratio")
 GAIN = Claim(name="gain", cell="c", arm="on", against="base", margin=0.08)

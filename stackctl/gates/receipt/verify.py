@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from stackctl import __version__
 from stackctl.errors import InputError
+from stackctl.gates.model import TIMED, load_gate
 from stackctl.gates.receipt.model import Receipt
 from stackctl.gates.receipt.signature import Signature, judge, parse_signers
 from stackctl.gates.receipt.words import shown
+from stackctl.gates.rule.words import counted, listed
 
 TOLERANCE: Final = 1e-6
 """Relative difference of two figures that count as equal: libraries differ a little."""
@@ -58,7 +60,7 @@ def check(
         UsageError: A statistics library (`stackctl[gates]`) or a program for the
             signature is missing.
     """
-    reasons = list(follows(receipt))
+    reasons = [*follows(receipt), *_left_out(receipt, project)]
     keys = parse_signers(signers, series_file)
     signature = judge(receipt, keys, project)
     if signature.state == "invalid":
@@ -74,6 +76,29 @@ def check(
             "all verdicts and figures were",
         )
     return Check(not reasons, tuple(reasons), signature, notes)
+
+
+def _left_out(receipt: Receipt, project: Path | None) -> list[str]:
+    """Say which units of a gate that measures time name too few GPUs.
+
+    Nothing but the gate's file tells how many it needs. Who took the states of its GPUs
+    out of a receipt took out whether they were busy.
+    """
+    predicate = receipt.predicate
+    files = [file for file in predicate.bound.files if file.role == "gate"]
+    if project is None or receipt.kind not in TIMED or len(files) != 1:
+        return []
+    try:
+        gate = load_gate(project / files[0].path)
+    except InputError:
+        return []  # it is gone or bad: stale says so
+    if gate.sha256 != files[0].sha256:
+        return []
+    few = [str(u.unit) for u in predicate.units if len(u.gpus) < gate.needs.gpus]
+    if not few:
+        return []
+    asked = counted(gate.needs.gpus, "GPU")
+    return [f"the gate needs {asked}, and units {listed(few)} name fewer"]
 
 
 def _other_version(receipt: Receipt) -> str | None:

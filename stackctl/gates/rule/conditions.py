@@ -91,8 +91,8 @@ def examine(rule: Rule, claims: Sequence[Claim], evidence: Evidence) -> Conditio
         not_tested.append("no unit ran")
     complete, partial = _complete(evidence.schedule, units)
     limitations = [escape(text, 400) for text in evidence.limitations]
-    if rule.statistic == "paired-log-ratio" and (why := unknown_load(units.values())):
-        limitations.append(why)
+    if rule.statistic == "paired-log-ratio":
+        limitations += unknown_state(units.values(), evidence.scope)
     return Conditions(
         tuple(dict.fromkeys(invalid)),
         tuple(rejected),
@@ -146,6 +146,70 @@ def unknown_load(units: Iterable[Unit]) -> str | None:
     return (
         f"the host's load is not known in units {listed(unknown)}" if unknown else None
     )
+
+
+_BEFORE: Final = ("reasons", "utilization", "memory_used_mib")
+"""Of a GPU's state before a unit: what shows that nobody else used it."""
+
+_AFTER: Final = ("reasons",)
+"""Of a GPU's state after a unit: what shows that it was not slowed down."""
+
+
+def unknown_gpus(units: Iterable[Unit], scope: Mapping[str, Any]) -> str | None:
+    """Say of which units the states of their GPUs are not known.
+
+    A GPU that was busy, or slowed down, may not be taken out of a receipt without being
+    missed.
+
+    Args:
+        units: Units of a gate that measures time.
+        scope: Of the run, whose hardware names its GPUs.
+
+    Returns:
+        A sentence, None where all are known, or no GPU was used.
+    """
+    named = _named(scope)
+    unknown = [
+        str(unit.unit)
+        for unit in units
+        if not named <= {gpu.get("uuid") for gpu in unit.gpus}
+        or not all(_known(gpu) for gpu in unit.gpus)
+    ]
+    if not unknown:
+        return None
+    return f"the states of the GPUs are not known in units {listed(unknown)}"
+
+
+def unknown_state(units: Iterable[Unit], scope: Mapping[str, Any]) -> list[str]:
+    """Say what of the machine is not known of units of a gate that measures time.
+
+    Args:
+        units: The units.
+        scope: Of the run.
+    """
+    measured = list(units)
+    found = (unknown_load(measured), unknown_gpus(measured, scope))
+    return [why for why in found if why is not None]
+
+
+def _named(scope: Mapping[str, Any]) -> set[object]:
+    """Return the GPUs that the scope of a run names, by UUID."""
+    hardware = scope.get("hardware")
+    gpus = hardware.get("gpus") if isinstance(hardware, Mapping) else None
+    listed_ = gpus if isinstance(gpus, list) else []
+    found = (gpu.get("uuid") for gpu in listed_ if isinstance(gpu, Mapping))
+    return {uuid for uuid in found if isinstance(uuid, str)}
+
+
+def _known(gpu: Mapping[str, Any]) -> bool:
+    """Whether a GPU's states before and after a unit are known."""
+    for when, names in (("before", _BEFORE), ("after", _AFTER)):
+        state = gpu.get(when)
+        if not isinstance(state, Mapping) or any(
+            number(state.get(name)) is None for name in names
+        ):
+            return False
+    return True
 
 
 def number(value: object) -> float | None:
@@ -359,10 +423,7 @@ def _gpus(units: Mapping[int, Unit], scope: Mapping[str, Any]) -> list[str]:
             first = found
         elif found != first:
             return [f"unit {number_} ran on other GPUs than the units before it"]
-    hardware = scope.get("hardware")
-    named = hardware.get("gpus") if isinstance(hardware, Mapping) else None
-    listed_ = named if isinstance(named, list) else []
-    known = {gpu.get("uuid") for gpu in listed_ if isinstance(gpu, Mapping)}
+    known = _named(scope)
     if first and known and not known >= set(first):
         return ["the units ran on other GPUs than the run names"]
     return []

@@ -137,7 +137,8 @@ def _judge(
     caps = _arms(claim, evidence)
     if evidence.kind == "accuracy":
         return accuracy.judge(rule, claim, state.complete, state.partial, caps)
-    return timed.judge(rule, claim, evidence.kind, state.complete, look, caps)
+    scope = evidence.scope
+    return timed.judge(rule, claim, evidence.kind, state.complete, look, caps, scope)
 
 
 def _arms(claim: Claim, evidence: Evidence) -> list[str]:

@@ -10,10 +10,10 @@ both stand around B, so a steady drift cancels, which it does not for B to A alo
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from stackctl.gates.evidence import Slot, Unit
-from stackctl.gates.rule.conditions import load, number, unknown_load
+from stackctl.gates.rule.conditions import load, number, unknown_gpus, unknown_load
 from stackctl.gates.rule.intervals import (
     LEVEL_SPREAD,
     MAX_PAIRS,
@@ -90,6 +90,7 @@ def judge(
     blocks: Sequence[Block],
     look: Look,
     caps: Sequence[str],
+    scope: Mapping[str, Any],
 ) -> ClaimResult:
     """Judge one claim about times or rates.
 
@@ -100,6 +101,7 @@ def judge(
         blocks: The complete pairs, in order.
         look: Where the run stands.
         caps: Why nothing better than insufficient evidence can come out.
+        scope: The machine of the run.
     """
     try:
         pairs = _collect(rule, claim, kind, blocks)
@@ -108,8 +110,7 @@ def judge(
     limits = [*caps, *(why for why in (pairs.unbalanced, pairs.repeated) if why)]
     if rule.blocks and claim.against:
         limits += _loads(rule, claim, blocks)
-    if why := unknown_load(unit for block in blocks for _, unit in block):
-        limits.append(f"{why}, so it may have been over the limit")
+    limits += _unknown(blocks, scope)
     if len(pairs.values) < 2:
         text = f"{counted(len(pairs.values), 'pair')} finished: no interval yet"
         return _without_figures(
@@ -150,6 +151,16 @@ def judge(
         more, text = _more(rule, claim, found, pairs, bar, look)
         reasons.append(text)
     return _result(rule, claim, verdict, reasons, found, pairs, look, control, more)
+
+
+def _unknown(blocks: Sequence[Block], scope: Mapping[str, Any]) -> list[str]:
+    """Say what of the machine is not known, and what that may hide."""
+    units = [unit for block in blocks for _, unit in block]
+    found = (
+        (unknown_load(units), "it may have been over the limit"),
+        (unknown_gpus(units, scope), "they may have been busy, or slowed down"),
+    )
+    return [f"{why}, so {hidden}" for why, hidden in found if why is not None]
 
 
 def threshold(claim: Claim) -> float:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A receipt's verdict has to follow again from its samples."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,26 @@ from gates import document, kernel_evidence
 from stackctl.gates.receipt import make, parse
 from stackctl.gates.receipt.verify import check, follows
 from stackctl.model.canonical import canonical_json
+
+GATE = """\
+schema = 1
+kind = "kernel"
+title = "Is it faster?"
+script = "ci/gates/kpool.py"
+[arms]
+base = { tree = "base" }
+on = { tree = "composed" }
+[needs]
+gpus = 1
+[rule]
+statistic = "paired-log-ratio"
+[[claim]]
+name = "gain"
+cell = "kpool4/4080"
+arm = "on"
+against = "base"
+margin = 0.08
+"""
 
 
 def forged(change: Any, **evidence: Any) -> tuple[str, ...]:
@@ -44,6 +65,49 @@ def test_nicer_samples_are_found() -> None:
 
 def test_a_unit_left_out_is_found() -> None:
     assert forged(lambda p: p["units"].pop()) != ()
+
+
+def without_states(predicate: Any) -> None:
+    """Take what GPUs did before and after out of all units."""
+    for unit in predicate["units"]:
+        for gpu in unit["gpus"]:
+            del gpu["before"], gpu["after"]
+
+
+def without_gpus(predicate: Any) -> None:
+    """Take the GPUs out of all units."""
+    for unit in predicate["units"]:
+        unit["gpus"] = []
+
+
+@pytest.mark.parametrize("change", [without_states, without_gpus])
+def test_states_of_gpus_left_out_are_found(change: Any) -> None:
+    (reason,) = forged(change)
+    assert "but its samples give insufficient-evidence" in reason
+    assert "the states of the GPUs are not known in units 0, 1, 2" in reason
+
+
+def test_a_gate_that_needs_gpus_tells_where_none_is_left(tmp_path: Path) -> None:
+    """Also where the scope names none any more, so that the receipt looks whole."""
+    text = GATE.encode()
+    file = tmp_path / "ci/gates/kpool-speed.toml"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text)
+    evidence = kernel_evidence()
+    evidence["inputs"]["files"][0]["sha256"] = hashlib.sha256(text).hexdigest()
+    assert check(make(document(evidence)), project=tmp_path).ok
+    without_gpus(evidence)
+    evidence["scope"]["hardware"]["gpus"] = []
+    receipt = make(document(evidence))
+    assert (receipt.verdict, follows(receipt)) == ("qualified", ())
+    assert check(receipt, project=tmp_path).reasons == (
+        "the gate needs 1 GPU, and units 0, 1, 2, 3, 4, and 4 more name fewer",
+    )
+    # Of another file than the one that it is bound to nothing is known.
+    file.write_bytes(text + b"\n")
+    assert check(receipt, project=tmp_path).ok
+    file.unlink()
+    assert check(receipt, project=tmp_path).ok
 
 
 def test_a_softer_margin_is_found() -> None:

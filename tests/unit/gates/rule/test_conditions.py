@@ -7,11 +7,13 @@ from rules import (
     ARMS,
     BASE,
     GAIN,
+    GPU,
     HOST,
     KERNEL,
     LOSS,
     ON,
     SERVING,
+    STATE,
     evidence,
     kernel,
     serving,
@@ -583,3 +585,41 @@ def test_two_references_in_blocks_are_a_bad_rule():
     other = replace(LOSS, name="two", against="on", arm="base")
     with pytest.raises(InputError, match="blocks have one reference arm"):
         decide(SERVING, [LOSS, other], serving(1.0))
+
+
+GPU_FAULTS = [
+    (),
+    ({"uuid": "GPU-1", "throttled": False},),
+    ({**GPU[0], "before": None},),
+    ({**GPU[0], "after": {}},),
+    ({**GPU[0], "after": "idle"},),
+    *(
+        ({**GPU[0], "before": {k: v for k, v in STATE.items() if k != name}},)
+        for name in STATE
+    ),
+    ({**GPU[0], "before": {**STATE, "utilization": None}},),
+    ({**GPU[0], "before": {**STATE, "utilization": "0"}},),
+    ({**GPU[0], "after": {**STATE, "reasons": None}},),
+]
+
+
+@pytest.mark.parametrize("gpus", GPU_FAULTS)
+def test_the_states_of_gpus_that_somebody_took_out_are_missed(gpus):
+    """Of all units at once: a single one would be on other GPUs than the others."""
+    scope = {"hardware": {"gpus": [{"uuid": "GPU-1"}]}}
+    for good, rule, claim in ((GOOD, KERNEL, GAIN), (serving(1.05), SERVING, LOSS)):
+        named = replace(good, scope=scope)
+        assert decide(rule, [claim], named).verdict == "qualified"
+        units = tuple(replace(u, gpus=gpus) for u in good.units)
+        found = decide(rule, [claim], replace(named, units=units))
+        assert found.verdict == "insufficient-evidence"
+        why = "the states of the GPUs are not known in units 0, 1, 2"
+        assert why in " ".join(found.reasons)
+        assert why in found.limitations[0]
+
+
+def test_a_gate_without_gpus_has_no_states_of_them():
+    units = tuple(replace(u, gpus=()) for u in GOOD.units)
+    for scope in ({}, {"hardware": {"gpus": []}}):
+        seen = replace(GOOD, units=units, scope=scope)
+        assert judged(seen).verdict == "qualified"
