@@ -2,6 +2,7 @@
 """A team measures a server's speed and its answers, on the command line."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from faulty_server import Script, faulty_server
 from faulty_server import __file__ as FAULTY
 from gating import gate_project, processes_of
 from support import Project, run
+
+from stackctl.model.canonical import canonical_json
 
 SAYS = "INFO line ten is served slowly."
 
@@ -140,6 +143,69 @@ def test_a_planted_slowdown_is_refused_and_the_control_passes(project) -> None:
     assert "base  line-ten (log)  0 in each of 12 units" in shown
     checked = run("receipt", "verify", str(receipt), "--json", cwd=project.folder)
     assert checked.code == 0, checked.json
+    for change, told in FORGED:
+        forged = rewritten(receipt, change)
+        found = run("receipt", "stale", str(forged), "--json", cwd=project.folder)
+        assert found.code == 1, found.json
+        assert found.json["receipts"][0]["reasons"] == told
+        forged.unlink()
+
+
+def rename(predicate) -> None:
+    """Say that another feature was looked for."""
+    for unit in predicate["units"]:
+        for found in unit["answer"]["engagement"].values():
+            found["features"][0]["feature"] = "line-two"
+
+
+def forget(predicate) -> None:
+    """Say that nothing had to be looked for."""
+    predicate["bound"]["rule"]["engaged"] = []
+    for unit in predicate["units"]:
+        del unit["answer"]["engagement"]
+
+
+def try_out(predicate) -> None:
+    """Say that the arm is the one that a bisection tries."""
+    predicate["bound"]["arms"]["on"]["definition"] = "candidate"
+
+
+LACKS = "the gate has line-ten (log)"
+FORGED = [
+    (
+        rename,
+        [
+            f"features: unit 0 of the arm base looked for line-two (log), {LACKS}",
+            f"features: unit 1 of the arm on looked for line-two (log), {LACKS}",
+        ],
+    ),
+    (
+        forget,
+        [
+            f"features: unit 0 of the arm base looked for none, {LACKS}",
+            f"features: unit 1 of the arm on looked for none, {LACKS}",
+            'rule: `engaged` was [], is ["on"] now',
+        ],
+    ),
+    (
+        try_out,
+        [
+            "arm on (candidate): the series has no such set any more",
+            "arm on: was candidate, the gate has upto:alpha",
+        ],
+    ),
+]
+"""What somebody wrote into a receipt, and what is said of it."""
+
+
+def rewritten(path: Path, change) -> Path:
+    """Return a receipt with other content, under its own name."""
+    statement = json.loads(path.read_bytes())
+    change(statement["predicate"])
+    data = canonical_json(statement) + b"\n"
+    forged = path.with_name(f"{sha256(data).hexdigest()}.json")
+    forged.write_bytes(data)
+    return forged
 
 
 def test_a_bisection_asks_only_whether_a_server_is_worse(project) -> None:

@@ -7,7 +7,7 @@ not; nor does a composition id, which another commit message changes and no file
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,9 @@ from stackctl.gates.model import Gate
 from stackctl.gates.receipt.allow import REMOVED, Filter
 from stackctl.gates.receipt.model import BoundFile, Receipt
 from stackctl.gates.receipt.words import shown
-from stackctl.gates.rule.words import counted
+from stackctl.gates.rule.model import reference
+from stackctl.gates.rule.words import counted, listed
+from stackctl.gates.serving.engagement import looked_for
 from stackctl.model.canonical import canonical_json
 from stackctl.progress import SILENT, Progress
 
@@ -301,11 +303,62 @@ def _amount(receipt: Receipt, gate: Gate) -> list[str]:
                         f"items: unit {unit.unit} answered {had} of the set "
                         f"{wanted.kind}, the gate has {wanted.items}"
                     )
+    said += _features(receipt, gate)
     return said + [
         f"limitation: the gate says {shown(text)}, the receipt does not"
         for text in gate.limitations
         if not any(_says(kept, text) for kept in predicate.limitations)
     ]
+
+
+def _features(receipt: Receipt, gate: Gate) -> list[str]:
+    """Say where units looked for other features of a server than the gate names.
+
+    The rule sees to what a receipt says of features; which ones there are, and how they
+    show themselves, is in no part of it but the digest of the gate's file.
+    """
+    plan = gate.serving or gate.accuracy
+    if plan is None:
+        return []
+    head = reference(gate.claims)
+    said: dict[str, str] = {}
+    slots = {slot.unit: slot for slot in receipt.predicate.run.schedule.slots}
+    for unit in receipt.evidence().units:
+        arms = slots[unit.unit].arms if unit.unit in slots else ()
+        if not unit.samples or len(arms) != 1:
+            continue
+        arm = arms[0]
+        wanted = [
+            (sign.feature, "metric" if sign.log is None else "log")
+            for sign in looked_for(plan.engagement, arm, head)
+        ]
+        had = _looked_for(unit.engagement.get(arm))
+        if len(had) == len(wanted) and all(
+            by == way and _says(kept, name)
+            for (kept, by), (name, way) in zip(had, wanted, strict=True)
+        ):
+            continue
+        said.setdefault(
+            arm,
+            f"features: unit {unit.unit} of the arm {arm} looked for {_listed(had)}, "
+            f"the gate has {_listed(wanted)}",
+        )
+    return list(said.values())
+
+
+def _looked_for(found: object) -> list[tuple[str, str]]:
+    """Return name and way of the features that a unit looked for."""
+    features = found.get("features") if isinstance(found, Mapping) else None
+    return [
+        (str(item.get("feature")), str(item.get("by")))
+        for item in (features if isinstance(features, list) else ())
+        if isinstance(item, Mapping)
+    ]
+
+
+def _listed(features: Sequence[tuple[str, str]]) -> str:
+    names = [f"{name} ({by})" for name, by in features]
+    return listed(names) if names else "none"
 
 
 def _says(kept: str, text: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from stackctl.gates.evidence import CANDIDATE, Arm, Evidence, Slot, Unit
 from stackctl.gates.rule.conditions import number
 from stackctl.gates.rule.model import Claim, Rule
+from stackctl.gates.rule.words import listed
 from stackctl.model.fields import escape
 
 SERVED: Final = ("serving", "accuracy")
@@ -59,7 +60,7 @@ def unshown(
     if arm.definition == CANDIDATE:
         return None  # a bisection asks whether it is worse, whatever it has
     if claim.arm not in rule.engaged:
-        return _undeclared(claim.arm, arm, evidence.kind)
+        return _undeclared(claim, evidence)
     if claim.arm in rule.captured:
         return (
             f'the arm "{escape(claim.arm)}": no server tells how many nodes its graphs '
@@ -73,19 +74,65 @@ def unshown(
             text = _off(claim.against, unit)
         if text is not None:
             return f"unit {slot.unit}: {text}"
+    wanted: Sequence[str] | None = None
+    for slot, unit in units:
+        if slot.arms == (claim.arm,):
+            names = _names(claim.arm, unit)
+            wanted = names if wanted is None else wanted
+            if text := _other(claim.arm, names, wanted):
+                return f"unit {slot.unit}: {text}"
+    for slot, unit in units:
+        if slot.arms == (claim.against,):
+            unasked = sorted({*(wanted or ())} - {*_names(claim.against, unit)})
+            if unasked:
+                return (
+                    f'unit {slot.unit}: the reference arm "{escape(claim.against)}" '
+                    f"did not look for {listed(unasked)}"
+                )
     return None
 
 
-def _undeclared(name: str, arm: Arm, kind: str) -> str | None:
+def _undeclared(claim: Claim, evidence: Evidence) -> str | None:
     """Say what to declare for an arm that changes something; None for any other."""
-    bare = arm.definition == "base" and arm.composition is None and not arm.env
-    if bare or arm.tree is None:
+    name, arm, kind = claim.arm, evidence.arms[claim.arm], evidence.kind
+    if arm.tree is None or _bare(arm, claim, evidence):
         return None
     what = "switches" if arm.definition == "base" else f"({escape(arm.definition)})"
     return (
         f'nothing shows that the arm "{escape(name)}" {what} had anything on: declare '
         f"in [[{kind}.engagement]] a line or a metric of its server that does, and "
         "name the arm in `engaged` of [rule]"
+    )
+
+
+def _bare(arm: Arm, claim: Claim, evidence: Evidence) -> bool:
+    """Whether an arm is the unpacked base and nothing else, by its tree too."""
+    base = evidence.inputs.get("base")
+    trees = {base.get("tree") if isinstance(base, Mapping) else None}
+    if claim.against:
+        trees.add(evidence.arms[claim.against].tree)
+    return (
+        arm.definition == "base"
+        and arm.composition is None
+        and not arm.env
+        and (arm.tree in trees or trees == {None})
+    )
+
+
+def _names(arm: str, unit: Unit) -> list[str]:
+    """Return the features that a unit looked for, in order."""
+    return sorted(feature.name for feature in _features(unit.engagement.get(arm)))
+
+
+def _other(arm: str, names: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """Return why a unit is not about the features of the arm's first unit."""
+    if len(set(names)) < len(names):
+        return f'the arm "{escape(arm)}" names a feature twice'
+    if names == wanted:
+        return None
+    return (
+        f'the arm "{escape(arm)}" looked for {listed(names)}, its first unit for '
+        f"{listed(wanted)}"
     )
 
 
@@ -147,6 +194,8 @@ def _features(found: object) -> list[_Feature]:
         if not isinstance(item, Mapping):
             return []
         seen, way = number(item.get("seen")), str(item.get("by"))
+        if seen is not None and seen < 0:
+            seen = None  # neither lines nor growth are less than none
         why = item.get("why") if seen is None else _SILENT.get(way)
         name = escape(str(item.get("feature")))
         features.append(_Feature(name, seen, escape(str(why or "no figure"), 200)))

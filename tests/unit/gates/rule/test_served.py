@@ -79,7 +79,7 @@ ON_FAULTS = [
     (feature(seen=...), "whether fork was on is not known"),
     (feature(seen=True), "whether fork was on is not known"),
     (feature(seen="1"), "whether fork was on is not known"),
-    (feature(seen=-1), "fork never engaged"),
+    (feature(seen=-1), "whether fork was on is not known"),
     (
         {"on": engagement("on")["on"] | {"counted": 0}},
         "sums that are not those of its features",
@@ -112,6 +112,11 @@ BASE_FAULTS = [
     (
         feature("base", seen=None, why="the metric fell"),
         'whether fork was off in the reference arm "base" is not known: the metric',
+    ),
+    (feature("base", seen=-1), 'whether fork was off in the reference arm "base"'),
+    (
+        engagement("base", pool=0),
+        'the reference arm "base" did not look for fork',
     ),
     (
         {"base": engagement("base")["base"] | {"expected": 1}},
@@ -187,3 +192,33 @@ def test_a_claim_without_a_reference_asks_the_arm_alone():
     assert judged("serving", off, claims=[level]).verdict == "qualified"
     silent = told("serving", 1, engagement("on", fork=0))
     assert judged("serving", silent, claims=[level]).verdict == "not-tested"
+
+
+TWICE = engagement("on")["on"]["features"] * 2
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (engagement("on", pool=1), 'the arm "on" looked for pool, its first unit for'),
+        (engagement("on", fork=1, pool=1), 'the arm "on" looked for fork, pool, its'),
+        (
+            {"on": {"expected": 2, "counted": 2, "features": TWICE}},
+            'the arm "on" names a feature twice',
+        ),
+    ],
+)
+def test_units_of_an_arm_are_about_the_same_features(found, why):
+    # Unit 4 is the second start of the arm.
+    result = judged("serving", told("serving", 4, found))
+    assert result.verdict == "not-tested"
+    assert result.reasons[0].startswith(f"unit 4: {why}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_arm_that_is_called_base_and_has_another_tree_is_none(kind):
+    rule, _, seen = KINDS[kind]
+    seen = replace(seen, arms={**seen.arms, "on": replace(BASE, tree="c" * 40)})
+    result = judged(kind, seen, replace(rule, engaged=()))
+    assert result.verdict == "not-tested"
+    assert 'nothing shows that the arm "on"' in result.reasons[0]
