@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stackctl.errors import InputError, UsageError
 from stackctl.gates.serving.loops import loop_in
+from stackctl.gates.serving.page import fetch_page
 
 if TYPE_CHECKING:
     import httpx
@@ -275,11 +276,11 @@ async def served_model(client: "httpx.AsyncClient", limits: Limits) -> str:
     import httpx
 
     try:
-        response = await client.get("/models", timeout=limits.first_token_s)
-        names = [entry["id"] for entry in response.json()["data"]]
+        page = await fetch_page(client, "/models", limits.first_token_s)
+        names = [entry["id"] for entry in json.loads(page.data or b"")["data"]]
         if isinstance(names[0], str):
             return names[0]
-    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+    except (httpx.HTTPError, ValueError, LookupError, TypeError, RecursionError):
         pass
     raise InputError(
         "the server does not say which model it serves (GET /models)",

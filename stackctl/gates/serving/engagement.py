@@ -175,21 +175,26 @@ def count_lines(log: Path, signs: Sequence[Sign]) -> list[int] | None:
         os.close(descriptor)
         return None
     with os.fdopen(descriptor, "rb") as file:
-        for line in _lines(file):
+        for line in _lines(file, [wanted for wanted in parts if wanted]):
             for n, wanted in enumerate(parts):
                 counts[n] += bool(wanted) and _has(line, wanted)
     return counts
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the starts of a file's lines; what a progress bar writes over is one."""
+def _lines(file: BinaryIO, wanted: Sequence[Sequence[bytes]]) -> Iterator[bytes]:
+    """Yield the starts of a file's lines; what a progress bar writes over is one.
+
+    Where not all texts that are wanted together are near, there is no need to look at
+    each line: a server that writes a gigabyte would keep its unit for many minutes.
+    """
     rest = b""
     while chunk := file.read(_CHUNK):
-        lines = chunk.replace(b"\r", b"\n").split(b"\n")
-        lines[0] = rest + lines[0]
-        rest = lines.pop()[:LINE]
-        for line in lines:
-            yield line[:LINE]
+        text = rest + chunk.replace(b"\r", b"\n")
+        end = text.rfind(b"\n") + 1
+        rest = text[end : end + LINE]
+        if any(all(part in text for part in parts) for parts in wanted):
+            for line in text[:end].split(b"\n"):
+                yield line[:LINE]
     yield rest
 
 

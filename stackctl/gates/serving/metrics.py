@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from stackctl.gates.serving.page import fetch_page
+
 if TYPE_CHECKING:
     import httpx
-
-MAX_BYTES: Final = 16 << 20
-"""Most bytes of a metrics page."""
 
 NAMES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "vllm": {
@@ -112,12 +111,12 @@ async def fetch(client: "httpx.AsyncClient", url: str) -> str | None:
     import httpx
 
     try:
-        response = await client.get(url, timeout=10.0)
-        if response.status_code != 200 or len(response.content) > MAX_BYTES:
-            return None
-        return response.text
-    except (httpx.HTTPError, UnicodeError):
+        page = await fetch_page(client, url)
+    except httpx.HTTPError:
         return None
+    if page.status != 200 or page.data is None:
+        return None
+    return page.data.decode("utf-8", "replace")
 
 
 class Metrics:

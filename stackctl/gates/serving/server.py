@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from stackctl.errors import InputError, UsageError
 from stackctl.gates.last_words import SERVER_LOG, exit_words
+from stackctl.gates.serving.page import fetch_page
 from stackctl.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -166,10 +167,10 @@ async def ready(
                 hint=f"its output is in {server.log}",
             )
         try:
-            response = await client.get(url, timeout=10.0)
-            if response.status_code == 200:
+            page = await fetch_page(client, url)
+            if page.status == 200:
                 return
-            last = f"HTTP status {response.status_code}"
+            last = f"HTTP status {page.status}"
         except httpx.HTTPError as error:
             last = type(error).__name__
         if loop.time() >= end:

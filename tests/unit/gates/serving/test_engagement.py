@@ -61,6 +61,21 @@ def test_a_huge_line_costs_and_shows_nothing(tmp_path: Path) -> None:
     assert count_lines(log, [LOG]) == [1]  # the end of the long line is not looked at
 
 
+def test_lines_without_what_is_looked_for_are_not_looked_at_one_by_one(
+    tmp_path: Path,
+) -> None:
+    # 100 million lines, of which each alone would take a second for a million.
+    flood = b"\n" * (100 << 20)
+    log = SAYS.encode() + b"\n" + flood + SAYS.encode()
+    assert counted(tmp_path, log, SAYS, "side*used*used") == [2, 0]
+
+
+@pytest.mark.parametrize("before", range((1 << 18) - 30, (1 << 18) + 3, 3))
+def test_a_line_is_found_wherever_it_is_cut_in_two(tmp_path: Path, before) -> None:
+    log = b"x" * (before - 9) + b"\nINFO " + SAYS.encode() + b"\nmore\n"
+    assert counted(tmp_path, log, SAYS, "INFO*used", "used*INFO") == [1, 1, 0]
+
+
 def test_no_line_makes_a_pattern_go_back(tmp_path: Path) -> None:
     # Nested repetitions of a regular expression would take years for this.
     pattern = "*".join("a" * 40) + "*b"
