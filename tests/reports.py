@@ -63,7 +63,7 @@ def judged_project(folder: Path, hostile: str = "") -> Project:
     for name in ("fast", "slow", "wide", "old", "never"):
         (folder / f"{name}.toml").write_text(GATE.format(name=name))
     composed = run("compose", "--json", cwd=project.folder).json
-    answer(project, composed, "fast", 0.8, 0.01)
+    answer(project, composed, "fast", 0.8, 0.01, counters=True)
     answer(project, composed, "slow", 1.0, 0.01)
     answer(project, composed, "wide", 0.92, 0.02)
     answer(project, {**composed, "tree": "9" * 40}, "old", 0.8, 0.01)
@@ -77,9 +77,10 @@ def answer(
     name: str,
     ratio: float,
     noise: float,
+    counters: bool = False,
     **changes: Any,
 ) -> Path:
-    """Write the receipt of a run of a gate."""
+    """Write the receipt of a run of a gate; its units may have counted forks."""
     from stackctl.gates.receipt import write
 
     evidence = kernel_evidence(ratio, noise, gate=name)
@@ -88,6 +89,10 @@ def answer(
         "tree": composed["tree"],
         "composition": composed["composition"],
     }
+    for number, unit in enumerate(evidence["units"] if counters else ()):
+        forks = 1_000_000_000 + number
+        counter = {"expected": forks, "counted": forks, "captured_nodes": 7}
+        unit["answer"]["engagement"] = {"on": counter}
     files = [("gate", f"ci/gates/{name}.toml"), ("script", "ci/gates/fast.py")]
     evidence["inputs"] = {
         "base": {key: composed["base"][key] for key in ("identity", "tree", "commit")},

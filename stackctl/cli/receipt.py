@@ -362,26 +362,9 @@ def _units(receipt: "Receipt") -> Part:
 
 def _engagement(receipt: "Receipt") -> list[list[str]]:
     """Return what each unit saw of the features of its arms."""
-    seen: dict[tuple[str, str], list[str]] = {}
-    for unit in receipt.evidence().units:
-        for arm, found in sorted(unit.engagement.items()):
-            table_ = found if isinstance(found, Mapping) else {}
-            features = table_.get("features")
-            if not isinstance(features, list):
-                counted = f"{table_.get('counted')} of {table_.get('expected')}"
-                nodes = table_.get("captured_nodes")
-                if nodes is not None:
-                    counted += f" ({nodes} graph nodes)"
-                seen.setdefault((arm, "counter"), []).append(counted)
-                continue
-            for item in features:
-                feature = item if isinstance(item, Mapping) else {}
-                figure = feature.get("seen")
-                what = f"{feature.get('feature')} ({feature.get('by')})"
-                seen.setdefault((arm, what), []).append(
-                    "not known" if figure is None else str(figure)
-                )
-    return [[arm, what, _alike(all_)] for (arm, what), all_ in seen.items()]
+    from stackctl.gates.receipt.words import engagement
+
+    return [[arm, what, _alike(seen)] for arm, what, seen in engagement(receipt)]
 
 
 def _alike(figures: Sequence[str]) -> str:

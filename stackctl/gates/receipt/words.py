@@ -9,7 +9,7 @@ from stackctl.model.canonical import canonical_json
 from stackctl.model.fields import escape, show
 
 if TYPE_CHECKING:
-    from stackctl.gates.receipt.model import Scope
+    from stackctl.gates.receipt.model import Receipt, Scope
 
 SYMBOLS: Final = {
     "qualified": "✔",
@@ -137,3 +137,34 @@ def hardware(scope: "Scope") -> str:
     if not cpu:
         return "unknown hardware"
     return f"{cpu}, {cpus} CPUs" if cpus else str(cpu)
+
+
+def engagement(receipt: "Receipt") -> list[tuple[str, str, list[str]]]:
+    """Return what units saw of the features of their arms.
+
+    Args:
+        receipt: The receipt.
+
+    Returns:
+        Arm, what was looked for, and what each unit saw of it.
+    """
+    seen: dict[tuple[str, str], list[str]] = {}
+    for unit in receipt.evidence().units:
+        for arm, found in sorted(unit.engagement.items()):
+            table = found if isinstance(found, Mapping) else {}
+            features = table.get("features")
+            if not isinstance(features, list):
+                counted = f"{table.get('counted')} of {table.get('expected')}"
+                nodes = table.get("captured_nodes")
+                if nodes is not None:
+                    counted += f" ({nodes} graph nodes)"
+                seen.setdefault((arm, "counter"), []).append(counted)
+                continue
+            for item in features:
+                feature = item if isinstance(item, Mapping) else {}
+                figure_ = feature.get("seen")
+                what = f"{feature.get('feature')} ({feature.get('by')})"
+                seen.setdefault((arm, what), []).append(
+                    "not known" if figure_ is None else str(figure_)
+                )
+    return [(arm, what, figures) for (arm, what), figures in seen.items()]

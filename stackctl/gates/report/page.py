@@ -11,6 +11,7 @@ from stackctl.gates.receipt.words import (
     SYMBOLS,
     asked,
     claims_of,
+    engagement,
     figure,
     hardware,
     interval,
@@ -33,6 +34,10 @@ _PAIRS: Final = {"count": "Cases", "difference": "Items"}
 
 MAX_EXTRA: Final = 24
 """Most further figures of a claim that are shown."""
+
+
+MAX_KINDS: Final = 3
+"""Most different figures of one feature that are shown."""
 
 
 def page(report: Report) -> str:
@@ -419,12 +424,29 @@ def _receipt(name: str, judged: Judged) -> Html:
                 ),
                 class_="claims",
             ),
+            _engaged(receipt),
             el("h4", "Limitations") if limits else Html(""),
             el("ul", join([el("li", limit) for limit in limits]))
             if limits
             else Html(""),
         ]
     )
+
+
+def _engaged(receipt: Receipt) -> Html:
+    """Say in one line what units saw of the features of their arms."""
+    said = []
+    for arm, what, figures in engagement(receipt):
+        # Many units on a narrow screen: what differs is counted.
+        kinds = list(dict.fromkeys(figures))
+        seen = ", ".join(kinds[:MAX_KINDS])
+        if len(kinds) > MAX_KINDS:
+            seen += f" and {len(kinds) - MAX_KINDS} other figures"
+        units = "1 unit" if len(figures) == 1 else f"{len(figures)} units"
+        said.append(f"{arm}: {what} {seen} in {units}")
+    if not said:
+        return Html("")
+    return el("p", f"Features seen: {'; '.join(said)}", class_="quiet")
 
 
 def _claim(name: str, claim: dict[str, Any], counts: bool, better: str) -> Html:

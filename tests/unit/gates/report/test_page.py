@@ -329,6 +329,8 @@ def test_answers_without_pairs_show_their_figures(tmp_path: Path) -> None:
     assert "estimate -1 points; interval -3.88 points to +1.43 points" in text
     assert "mcnemar p\n" in text and "shares arm wilson\n" in text
     assert "Items\n200\n" in text
+    seen = "base: fork (log) 0 in 2 units; on: fork (log) 1 in 1 unit"
+    assert f"Features seen: {seen}\n" in text
     assert "counts passed\n8\n" in text and "counts failed\n1\n" in text
     assert "Count\n8\n" in text
 
