@@ -68,6 +68,9 @@ class Archive(Protocol):
     def open(self, name: str) -> Iterator[bytes]:
         """Yield a member's bytes, links inside the archive followed."""
 
+    def member(self, name: str) -> bytes:
+        """Return the path of the member that a name leads to."""
+
     def scan(self, name: str) -> Callable[[], LayerScan] | None:
         """Return the finished scan of a layer, if the archive was read in one pass."""
 
@@ -203,6 +206,10 @@ class FileArchive:
                 size -= len(chunk)
                 yield chunk
 
+    def member(self, name: str) -> bytes:
+        """Return the path of the member that a name leads to."""
+        return self._members.find(name)[0]
+
     def scan(self, name: str) -> None:
         """Return None: members are scanned when they are needed."""
 
@@ -291,6 +298,10 @@ class StreamArchive:
             if clean_path(entry.name) == path:
                 yield from map(bytes, reader.data())
                 return
+
+    def member(self, name: str) -> bytes:
+        """Return the path of the member that a name leads to."""
+        return self._members.find(name)[0]
 
     def scan(self, name: str) -> Callable[[], LayerScan] | None:
         """Return the finished scan of a layer."""
@@ -450,7 +461,15 @@ def _layer(archive: Archive, name: str, diff_id: str) -> Layer:
             return chunks
         return ahead(verified(chunks, digest, None, f"layer {name}"))
 
-    return Layer(digest, diff_id, None, "", open_layer, archive.scan(name))
+    return Layer(
+        digest,
+        diff_id,
+        None,
+        "",
+        open_layer,
+        archive.scan(name),
+        archive.member(name),
+    )
 
 
 def _choose(listed: list[object], reference: str, what: str) -> documents.Object:

@@ -114,6 +114,7 @@ class Layer:
         open: Yields the stored bytes, checked against `digest` at their end.
         scan: The result of a pass that was made already, where the source can only be
             read from its beginning.
+        member: Where it is in an archive that names its layers as it likes.
     """
 
     digest: str | None
@@ -122,6 +123,7 @@ class Layer:
     media_type: str
     open: Callable[[], Iterator[bytes]]
     scan: Callable[[], LayerScan] | None = None
+    member: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

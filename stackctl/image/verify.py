@@ -524,8 +524,10 @@ class _Verifier:
             )
 
 
-def _layer_key(layer: Layer) -> tuple[str | None, str]:
-    return layer.digest, layer.diff_id
+def _layer_key(layer: Layer) -> tuple[object, ...]:
+    # What a layer is stated to be does not make it another's equal: without a digest
+    # only its place does, and a wrong size must not hide behind a right one.
+    return layer.digest, layer.diff_id, layer.size, layer.member
 
 
 class _Building:
@@ -585,7 +587,7 @@ def _in_order(
         reading: Whether making a scan applies what is read.
     """
     last = {_layer_key(layer): number for number, layer in enumerate(layers)}
-    done: dict[tuple[str | None, str], LayerScan] = {}
+    done: dict[tuple[object, ...], LayerScan] = {}
     pending = iter(results)
     for number, layer in enumerate(layers):
         building.begin()

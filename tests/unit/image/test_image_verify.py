@@ -561,6 +561,46 @@ def test_size_of_the_descriptor_is_checked(shop: Shop) -> None:
     assert (report.exit_code, report.reason["code"]) == (4, "size-mismatch")
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_size_of_a_repeated_layer_is_checked_each_time(shop: Shop, wrong: int) -> None:
+    def edit(manifest: dict[str, object]) -> None:
+        manifest["layers"][wrong]["size"] += 1  # type: ignore[index]
+
+    image = build_image([shop.good(), shop.good()], edit_manifest=edit)
+    report = shop.verify(shop.layout(image))
+    assert (report.exit_code, report.reason["code"]) == (4, "size-mismatch")
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("other", ["layer", "document"])
+@pytest.mark.parametrize("first", [True, False])
+def test_no_layer_of_an_archive_hides_behind_the_diff_id_of_another(
+    shop: Shop, tmp_path: Path, first: bool, other: str, packed: bool, jobs: int
+) -> None:
+    good = shop.good()
+    bad = Tar().file(f"{SITE}/demo/core.py", b"VALUE = 666\n").done()
+    if other == "document":
+        # What begins like JSON is kept by who reads an archive in one pass.
+        bad = Tar().file("{", b"").done() + bad
+    image = build_image([good, good])
+    config = image.config[7:] + ".json"
+    names = ["bad.tar", "good.tar"] if first else ["good.tar", "bad.tar"]
+    listed = [{"Config": config, "RepoTags": ["a/b:c"], "Layers": names}]
+    data = archive_of(
+        {
+            config: image.blobs[image.config],
+            "bad.tar": bad,
+            "good.tar": good,
+            "manifest.json": json.dumps(listed).encode(),
+        }
+    )
+    path = tmp_path / "image.tar"
+    path.write_bytes(COMPRESS["gzip" if packed else "tar"](data))
+    report = shop.verify(f"docker-archive:{path}", jobs=jobs)
+    assert (report.exit_code, report.reason["code"]) == (4, "diff-id-mismatch")
+
+
 def test_number_of_diff_ids(shop: Shop) -> None:
     image = build_image([shop.good()], diff_ids=[sha256(b"a"), sha256(b"b")])
     report = shop.verify(shop.layout(image))
