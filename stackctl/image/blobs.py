@@ -99,6 +99,11 @@ class Pump(Generic[_T]):
             for item in self._items:
                 self._handoff.put((item,))
                 if self._stopped.is_set():
+                    # Not when it is collected: an exception may hold it for long, and
+                    # with it the threads that it has.
+                    close = getattr(self._items, "close", None)
+                    if close is not None:
+                        close()
                     return
             self._handoff.put(None)
         except BaseException as exc:

@@ -1174,6 +1174,17 @@ def test_layer_that_comes_again(shop: Shop, jobs: int) -> None:
     ]
 
 
+def test_no_thread_stays_after_a_layer_that_cannot_be_applied(shop: Shop) -> None:
+    before = threading.active_count()
+    bad = Tar().hardlink("a", "nothing").done()
+    upper = [Tar().file(f"{number}", b"1").done() for number in range(12)]
+    layout = shop.layout(build_image([bad, *upper]))
+    for _ in range(5):
+        report = shop.verify(layout, jobs=4)
+        assert report.reason["code"] == "hardlink-missing"
+        assert threading.active_count() == before
+
+
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize(
     ("wrong", "code"),
