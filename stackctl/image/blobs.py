@@ -17,6 +17,7 @@ import zstandard
 
 from stackctl.image import inflate
 from stackctl.image.errors import DigestError, ImageFormatError, LimitError
+from stackctl.image.frames import Frames
 from stackctl.image.limits import MIB, Limits
 
 #: Size of the pieces that pass through the reader, in bytes.
@@ -396,13 +397,19 @@ class _Readable:
 
 
 def _unzstd(chunks: Iterator[bytes], window: int) -> Iterator[bytes]:
-    """Decompress every frame and pass over skippable ones.
+    """Decompress every frame and pass over skippable ones."""
+    frames = Frames()
 
-    A stream cut inside a frame ends without an error here; its digests do not hold.
-    """
+    def followed() -> Iterator[bytes]:
+        for chunk in chunks:
+            frames.feed(chunk)
+            if frames.wasteful:
+                raise _damaged("zstd", "its blocks hold a few bytes each")
+            yield chunk
+
     decompressor = zstandard.ZstdDecompressor(max_window_size=window)
     reader = decompressor.stream_reader(
-        _Readable(chunks),  # type: ignore[arg-type]
+        _Readable(followed()),  # type: ignore[arg-type]
         read_size=CHUNK,
         read_across_frames=True,
     )
@@ -412,5 +419,7 @@ def _unzstd(chunks: Iterator[bytes], window: int) -> Iterator[bytes]:
         except zstandard.ZstdError as exc:
             raise _damaged("zstd", str(exc)) from None
         if not output:
+            if not frames.between:
+                raise _damaged("zstd", "it ends early")
             return
         yield output

@@ -361,6 +361,7 @@ def with_blob(blob: bytes, suffix: str, **annotations: str) -> Built:
 
 GZIP = gzip.compress(BASE, mtime=0)
 ZSTD = zstandard.ZstdCompressor().compress(BASE)
+CHECKED = zstandard.ZstdCompressor(write_checksum=True).compress(BASE)
 SKIPPED = struct.pack("<II", 0x184D2A50, 40) + bytes(40)
 ENDS = {
     "gzip": (GZIP, "match"),
@@ -379,6 +380,12 @@ ENDS = {
     "zstd after a frame to skip": (SKIPPED + ZSTD, "match"),
     "zstd and garbage": (ZSTD + b"garbage", "unverifiable"),
     "zstd cut": (ZSTD[:-20], "unverifiable"),
+    "zstd without its checksum": (CHECKED[:-4], "unverifiable"),
+    "zstd with a part of its checksum": (CHECKED[:-1], "unverifiable"),
+    "zstd and a part of a frame": (ZSTD + ZSTD[:9], "unverifiable"),
+    "zstd and an empty frame": (ZSTD + zstandard.compress(b""), "match"),
+    "zstd and a part of a frame to skip": (ZSTD + SKIPPED[:-1], "unverifiable"),
+    "zstd and a part of a magic number": (ZSTD + ZSTD[:3], "unverifiable"),
 }
 
 
