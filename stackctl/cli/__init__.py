@@ -63,6 +63,9 @@ def main() -> NoReturn:
         # Python looks for cycles among everything that is left before it ends; that
         # takes a twentieth of a large image's time and finds nothing anybody needs.
         gc.freeze()
+        # `python -m` ends by the signal, whatever is asked of it, where Ctrl-C once
+        # passed through an exec, as dataclasses have; the next one makes it forget.
+        exec("")  # noqa: S102
         sys.exit(code)
     except KeyboardInterrupt:  # a second one, while the first was dealt with
         sys.exit(ExitCode.INTERRUPTED)
