@@ -21,7 +21,8 @@ import json, os, sys
 tree, port, script = sys.argv[1:]
 script = json.loads(script)
 slow = "line ten" in open(tree + "/pkg/core.py").read()
-script["gap_s"] = 0.2 if slow else script.pop("gap_s", 0.01)
+slow_s = script.pop("slow_s", 0.1)
+script["gap_s"] = slow_s if slow else script.pop("gap_s", 0.002)
 script.setdefault("says", [{SAYS!r} + "\\n"] if slow else [])
 os.execv(sys.executable, [
     sys.executable, {FAULTY!r}, "--port", port, "--script", json.dumps(script)
@@ -124,7 +125,7 @@ def gate(project: Project, *args: str, **options):
 
 
 def test_a_planted_slowdown_is_refused_and_the_control_passes(project) -> None:
-    add(project, "speed", SERVING)
+    add(project, "speed", SERVING, gap_s=0.01, slow_s=0.2)
     done = gate(project, "speed")
     assert (done.code, done.json["verdict"]) == (1, "rejected"), done.json
     assert done.json["units"] == 18
