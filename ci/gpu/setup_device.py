@@ -4,7 +4,8 @@
     export PYTHONPATH=/tmp/site
 
 Standard library only: the machine may have nothing else. The parts are our own
-archives; members that would leave the site folder are refused all the same.
+archives; from Python 3.11.4 on, members that would leave the site folder are refused
+all the same.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def unpack(archive: Path, site: Path) -> str:
     with lzma.open(archive) as stream:
         if archive.name.endswith(".tar.xz"):
             with tarfile.open(fileobj=stream, mode="r|") as members:
-                members.extractall(site, filter="data")
+                # What make_parts.py packed; Python before 3.11.4 has no filters.
+                filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+                members.extractall(site, **filters)
         else:
             target = site / place(archive.name.removesuffix(".xz"))
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -17,12 +17,14 @@ Path = tuple[Step, ...]
 """Keys and indexes (from 0) from the top of the document to a value."""
 
 _BLANK = re.compile(r"[ \t]*+")
-_BETWEEN = re.compile(r"(?:[ \t\r\n]++|#[^\n]*+)*+")
+# No possessive quantifier behind a group: Python before 3.11.5 goes wrong there.
+# Each alternative begins with another character, so nothing is tried twice.
+_BETWEEN = re.compile(r"[ \t\r\n]*+(?:#[^\n]*+[ \t\r\n]*+)*")
 _BARE = re.compile(r"[A-Za-z0-9_-]++")
-_BASIC = re.compile(r'"((?:[^"\\\n]++|\\.)*+)"')
+_BASIC = re.compile(r'"([^"\\\n]*+(?:\\.[^"\\\n]*+)*)"')
 _LITERAL = re.compile(r"'([^'\n]*+)'")
-_LONG_BASIC = re.compile(r'"""(?:[^"\\]++|\\.|"(?!""))*+"{3,5}+', re.DOTALL)
-_LONG_LITERAL = re.compile(r"'''(?:[^']++|'(?!''))*+'{3,5}+")
+_LONG_BASIC = re.compile(r'"""[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*"{3,5}+', re.DOTALL)
+_LONG_LITERAL = re.compile(r"'''[^']*+(?:'(?!'')[^']*+)*'{3,5}+")
 _SCALAR = re.compile(r"[^,\]}#\r\n]++")
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|x([0-9A-Fa-f]{2})|(.))")
 _SHORT = {"b": "\b", "t": "\t", "n": "\n", "f": "\f", "r": "\r", "e": "\x1b"}
