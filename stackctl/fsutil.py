@@ -80,6 +80,25 @@ def read_regular(path: Path, limit: int) -> bytes:
     return b"".join(parts)
 
 
+def open_regular(path: Path) -> int | None:
+    """Open a regular file that others made, for reading; no link is followed.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its descriptor; None where something else has the name.
+
+    Raises:
+        OSError: There is nothing, a link, or nothing that can be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
 def sha256_of_file(path: Path | bytes) -> str:
     """Return the SHA-256 of a file's bytes, in hex; links are followed."""
     with open(path, "rb") as file:  # noqa: PTH123

@@ -48,6 +48,27 @@ def arms(**trees: str) -> str:
     )
 
 
+def unit_environment(
+    folder: Path, arms: dict[str, Any], answer: Path
+) -> dict[str, str]:
+    """What the engine tells the only unit of a gate.
+
+    Args:
+        folder: Where the unit may write.
+        arms: Its arms: tree, site and environment of each.
+        answer: Where its answer goes.
+    """
+    return {
+        "PATH": "/usr/bin:/bin",
+        "STACKCTL_GATE_ARMS": json.dumps(arms),
+        "STACKCTL_GATE_UNIT": "0",
+        "STACKCTL_GATE_UNITS": "1",
+        "STACKCTL_GATE_SEED": "0",
+        "STACKCTL_GATE_DIR": str(folder),
+        "STACKCTL_GATE_OUT": str(answer),
+    }
+
+
 def processes_of(folder: Path) -> list[str]:
     """Command lines of running processes that name a folder."""
     found = []

@@ -19,7 +19,7 @@ from stackctl.bisect.model import Answer, Probe
 from stackctl.bisect.stack import Place
 from stackctl.errors import ExitCode, StackctlError
 from stackctl.gates.arms import ComposedTrees, Found, files_below
-from stackctl.gates.evidence import CANDIDATE, EXTERNAL
+from stackctl.gates.evidence import CANDIDATE, EXTERNAL, SERVED_KINDS
 from stackctl.gates.here import Here
 from stackctl.gates.model import ArmSpec, Gate
 from stackctl.gates.process import Stopped
@@ -244,7 +244,7 @@ class GateEvaluator:
             self._package,
         )
         tried = f"tree:{TreeId(probe.tree)}"
-        if self._gate.kind in ("serving", "accuracy"):
+        if self._gate.kind in SERVED_KINDS:
             # It may lack any feature, and the good end may have it: what is asked is
             # whether it is worse, not whether one was on.
             tried = CANDIDATE

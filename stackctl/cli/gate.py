@@ -80,8 +80,10 @@ def verdict_code(verdicts: "Iterable[str | None]") -> int:
 
 def check_named(gate: "Gate", here: "Here") -> None:
     """Check what the options name against a gate, before anything runs."""
+    from stackctl.gates.evidence import SERVED_KINDS
+
     address = here.parameters.get("base-url")
-    if address and gate.kind in ("serving", "accuracy"):
+    if address and gate.kind in SERVED_KINDS:
         from stackctl.gates.kinds.served import check_addresses
 
         check_addresses(gate, address)

@@ -26,9 +26,11 @@ KINDS: tuple[UnitKind, ...] = (
     "image",
 )
 
+SERVED_KINDS: Final = ("serving", "accuracy")
+"""Kinds whose units ask a server."""
+
 EXTERNAL: Final = "external"
 """Definition of an arm that is no tree of ours: a server at a URL."""
-
 
 CANDIDATE: Final = "candidate"
 """Definition of an arm that a bisection tries: a tree, whatever features it has."""

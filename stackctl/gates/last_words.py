@@ -7,12 +7,12 @@ of a file is for the terminal of whoever runs the gate, and enters no receipt.
 
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from stackctl.fsutil import open_regular
 from stackctl.gates.evidence import Unit
 
 TAIL: Final = 16_000
@@ -70,14 +70,13 @@ def end_of(path: Path) -> list[str]:
         path: The file; a unit may have put something else there, which has no lines.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = open_regular(path)
     except OSError:
         return []
+    if descriptor is None:
+        return []
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return []
-        start = max(status.st_size - TAIL, 0)
+        start = max(os.fstat(descriptor).st_size - TAIL, 0)
         data = os.pread(descriptor, TAIL, start)
     finally:
         os.close(descriptor)

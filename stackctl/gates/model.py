@@ -10,16 +10,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
 from stackctl.gates.accuracy.plan import ACCURACY, AccuracyPlan
-from stackctl.gates.evidence import EXTERNAL, KINDS, UnitKind
+from stackctl.gates.evidence import EXTERNAL, KINDS, SERVED_KINDS, UnitKind
 from stackctl.gates.rule.model import CLAIM, RULE, STATISTICS, Claim, Rule
 from stackctl.gates.rule.model import problems as rule_problems
 from stackctl.gates.serving.plan import SERVING, ServingPlan, cell_metrics
 from stackctl.model.fields import (
+    NAME,
     At,
     Choice,
     Inside,
@@ -35,9 +36,6 @@ from stackctl.model.fields import (
     show,
 )
 from stackctl.model.toml import decode, toml_report
-
-if TYPE_CHECKING:
-    pass
 
 SCHEMA: Final = 1
 """Newest version of the format that this code reads."""
@@ -57,7 +55,6 @@ IN_A_TREE: Final = ("tests", "image")
 TIMED: Final = ("kernel", "serving")
 """Kinds that measure time: nothing else of ours may run beside them."""
 
-_NAME = Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+")
 _LINE = Text("a text of one line", r"[^\x00-\x1f\x7f]+")
 _WORDS = Text("a text", r"[^\x00-\x08\x0b-\x1f\x7f]+")
 _ARGUMENT = Text("a text of one line", r"[^\x00-\x1f\x7f]+")
@@ -207,7 +204,7 @@ class Tests:
     of: str | None = field(
         default=None,
         metadata=key(
-            _NAME,
+            NAME,
             "A set: every `test_*.py` below `tests/` that its patches add or change.",
             example='"parallel-prefill"',
         ),
@@ -281,7 +278,7 @@ class Gate:
     arms: Mapping[str, ArmSpec] = field(
         default_factory=lambda: {"on": ArmSpec(tree="composed")},
         metadata=key(
-            Names(Record(ArmSpec), _NAME, least=1),
+            Names(Record(ArmSpec), NAME, least=1),
             "The sides of the comparison by name; by default one arm `on`, composed.",
             example='{ base = { tree = "base" }, on = { tree = "composed" } }',
         ),
@@ -481,7 +478,7 @@ def _check_engagement(
     """Check what a gate of servers says of the features of its arms."""
     kind = values.get("kind")
     plan = values.get("serving") or values.get("accuracy")
-    if plan is None or kind not in ("serving", "accuracy"):
+    if plan is None or kind not in SERVED_KINDS:
         return
     rule, claims = values.get("rule"), values.get("claims", ())
     if getattr(rule, "captured", ()):
@@ -566,7 +563,7 @@ def load_gate(path: Path) -> Gate:
     name = path.stem
     if not re.fullmatch("[a-z0-9-]+", name):
         report.top.problem(
-            f"the file's name {show(path.name)} must be {_NAME.words}, and `.toml`"
+            f"the file's name {show(path.name)} must be {NAME.words}, and `.toml`"
         )
     extra = {"name": name, "path": path, "sha256": hashlib.sha256(data).hexdigest()}
     gate = read_record(RECORD, report.document, report.top, extra=extra)

@@ -362,6 +362,10 @@ class Text(Kind):
         return schema
 
 
+NAME: Final = Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+")
+"""Names of sets, gates, arms, features and the like."""
+
+
 class Value(Kind):
     """A text of one line that may be empty: what something is set to."""
 

@@ -16,6 +16,7 @@ from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import read_regular
 from stackctl.model.fields import (
     INVALID,
+    NAME,
     Absolute,
     At,
     Choice,
@@ -58,7 +59,6 @@ Requirement = Literal["gates", "images", "changes", "pins"]
 
 _LINE = r"[^\x00-\x1f\x7f]+"
 
-_NAME = Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+")
 _GIT_ID = Text("a full git id (40 lower-case hex digits)", "[0-9a-f]{40}")
 _SHA256 = Text("a SHA-256 (64 lower-case hex digits)", "[0-9a-f]{64}")
 _WORDS = Text("a text", r"[^\x00-\x08\x0b-\x1f\x7f]+")
@@ -384,7 +384,7 @@ class SetGates:
     required: tuple[str, ...] = field(
         default=(),
         metadata=key(
-            Many(_NAME),
+            Many(NAME),
             "Gates that must qualify before a release.",
             example='["kpool-parity"]',
         ),
@@ -392,7 +392,7 @@ class SetGates:
     advisory: tuple[str, ...] = field(
         default=(),
         metadata=key(
-            Many(_NAME),
+            Many(NAME),
             "Gates whose verdict is shown and does not count.",
             example='["kpool-speed"]',
         ),
@@ -413,7 +413,7 @@ class PatchSet:
 
     name: str = field(
         metadata=key(
-            _NAME,
+            NAME,
             "Name of the set, unique in the series.",
             example='"parallel-prefill"',
         )
@@ -451,7 +451,7 @@ class PatchSet:
     requires: tuple[str, ...] = field(
         default=(),
         metadata=key(
-            Many(_NAME),
+            Many(NAME),
             "Sets that must be composed too; each stands earlier in the series.",
             example="[]",
         ),
@@ -857,7 +857,7 @@ class Series:
         metadata=key(Integer(1, SCHEMA), "Version of the format.", example="1")
     )
     name: str = field(
-        metadata=key(_NAME, "Name of the series.", example='"glm53-flash"')
+        metadata=key(NAME, "Name of the series.", example='"glm53-flash"')
     )
     base: Base = field(
         metadata=key(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from stackctl.errors import InputError
 from stackctl.fsutil import read_regular
 from stackctl.model.fields import (
+    NAME,
     At,
     Choice,
     Inside,
@@ -65,7 +66,6 @@ CATEGORIES: Final[Mapping[str, str]] = {
 
 _IDENTIFIER = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 _LINE = r"[^\x00-\x1f\x7f]+"
-_NAME = Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+")
 _ID = Text("the id of a fragment", _IDENTIFIER.pattern)
 _MORE = re.compile(r"[.!?]\s+[A-Z]")
 
@@ -162,7 +162,7 @@ class Fragment:
     sets: tuple[str, ...] = field(
         default=(),
         metadata=key(
-            Many(_NAME),
+            Many(NAME),
             "Sets that the change is in. Only a `base` fragment may have none.",
             example='["parallel-prefill"]',
         ),

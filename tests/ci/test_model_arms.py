@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gating import unit_environment
 
 CI = Path(__file__).parents[2] / "ci"
 # Answers as tiny_glm.py does; what it answers is in the arm's vllm/answer.json.
@@ -54,22 +55,13 @@ def unit(tmp_path):
             for name, folder in arms.items()
         }
         out = tmp_path / "answer.json"
-        env = {
-            "PATH": "/usr/bin:/bin",
-            "STACKCTL_GATE_ARMS": json.dumps(told),
-            "STACKCTL_GATE_UNIT": "0",
-            "STACKCTL_GATE_UNITS": "1",
-            "STACKCTL_GATE_SEED": "0",
-            "STACKCTL_GATE_DIR": str(tmp_path),
-            "STACKCTL_GATE_OUT": str(out),
-        }
         command = [sys.executable, "ci/gpu/model_arms.py", "--least-s", "0"]
         done = subprocess.run(
             [*command, *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            env=env,
+            env=unit_environment(tmp_path, told, out),
         )
         assert done.returncode == 0, done.stderr
         return json.loads(out.read_text())

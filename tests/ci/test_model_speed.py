@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from gating import unit_environment
 
 from stackctl.gates.rule.timed import halves
 
@@ -78,21 +79,12 @@ def run(tmp_path):
             for name, folder in (("on", "on"), ("base", "site"))
         }
         out = tmp_path / "answer.json"
-        env = {
-            "PATH": "/usr/bin:/bin",
-            "STACKCTL_GATE_ARMS": json.dumps(told),
-            "STACKCTL_GATE_UNIT": "0",
-            "STACKCTL_GATE_UNITS": "1",
-            "STACKCTL_GATE_SEED": "0",
-            "STACKCTL_GATE_DIR": str(tmp_path),
-            "STACKCTL_GATE_OUT": str(out),
-        }
         done = subprocess.run(
             [sys.executable, "ci/gpu/model_speed.py", *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            env=env,
+            env=unit_environment(tmp_path, told, out),
         )
         if done.returncode:
             return done.returncode, done.stderr

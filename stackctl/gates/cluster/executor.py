@@ -33,7 +33,7 @@ from stackctl.errors import (
 from stackctl.gates.arms import Trees
 from stackctl.gates.cluster import shim
 from stackctl.gates.cluster.node import MAX_OUTPUT, node_failed
-from stackctl.gates.evidence import Arm, Slot, Unit, unit_from_document
+from stackctl.gates.evidence import SERVED_KINDS, Arm, Slot, Unit, unit_from_document
 from stackctl.gates.here import Here, is_model, wanted_gpus
 from stackctl.gates.hosts import (
     TICK,
@@ -61,8 +61,6 @@ MODEL_LABEL: Final = "ray.io/accelerator-type"
 
 PATIENCE: Final = 5.0
 """Seconds until an address that does not answer is given up."""
-
-SERVED: Final = ("serving", "accuracy")
 
 SAID: Final = 3.0
 """Seconds of waiting for a free node after which it is said."""
@@ -401,7 +399,9 @@ class RayExecutor:
             "site": None if here.site is None else str(here.site),
             "parameters": dict(here.parameters),
             "package": package,
-            "key": os.environ.get(KEY_VARIABLE, "") if gate.kind in SERVED else "",
+            "key": os.environ.get(KEY_VARIABLE, "")
+            if gate.kind in SERVED_KINDS
+            else "",
         }
 
     def prepare(self, arms: Mapping[str, Arm]) -> None:

@@ -2,15 +2,15 @@
 """What each kind of gate runs in a unit, and how the unit's answer is read."""
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from stackctl.errors import InputError
+from stackctl.fsutil import open_regular
 from stackctl.gates.arms import ArmFolder
-from stackctl.gates.evidence import Slot
+from stackctl.gates.evidence import SERVED_KINDS, Slot
 from stackctl.gates.here import Here
 from stackctl.gates.last_words import exit_words
 from stackctl.gates.model import Gate
@@ -114,7 +114,7 @@ def kind_of(gate: Gate) -> Kind:
         from stackctl.gates.kinds import image
 
         return image.IMAGE
-    if gate.kind in ("serving", "accuracy"):
+    if gate.kind in SERVED_KINDS:
         from stackctl.gates.kinds import served
 
         return served.SERVED
@@ -154,27 +154,36 @@ def given_answer(place: Place, code: int | None, stdout: bytes) -> dict[str, Any
     """
     if code != 0:
         raise BadAnswer(exit_words(code, place.scratch / "stderr"))
-    path = place.answer_file
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        document = _written(place.answer_file)
     except FileNotFoundError:
-        descriptor = -1
+        document = _printed(stdout)
+    return check_answer(place.gate, document)
+
+
+def _written(path: Path) -> Any:
+    """Return the answer that a unit wrote; FileNotFoundError where it wrote none."""
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise BadAnswer(f"its answer cannot be read: {error.strerror}") from None
-    if descriptor >= 0:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise BadAnswer("its answer is no regular file")
-        with os.fdopen(descriptor, "rb") as file:
-            document = _parsed(file.read(MAX_ANSWER + 1), "its answer")
-    else:
-        lines = [line for line in stdout.splitlines() if line.strip()]
-        if not lines:
-            raise BadAnswer("it printed nothing")
-        document = _parsed(lines[-1], "its last line")
-        if any(_is_answer(line) for line in lines[:-1]):
-            raise BadAnswer("it printed two answers")
-    return check_answer(place.gate, document)
+    if descriptor is None:
+        raise BadAnswer("its answer is no regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        return _parsed(file.read(MAX_ANSWER + 1), "its answer")
+
+
+def _printed(stdout: bytes) -> Any:
+    """Return the answer in the last line that a unit printed."""
+    lines = [line for line in stdout.splitlines() if line.strip()]
+    if not lines:
+        raise BadAnswer("it printed nothing")
+    document = _parsed(lines[-1], "its last line")
+    if any(_is_answer(line) for line in lines[:-1]):
+        raise BadAnswer("it printed two answers")
+    return document
 
 
 def _parsed(data: bytes, what: str) -> Any:

@@ -21,6 +21,7 @@ from stackctl.errors import InputError
 from stackctl.model.canonical import canonical_file, loads_strict
 from stackctl.model.fields import (
     INVALID,
+    NAME,
     At,
     Choice,
     FreeTable,
@@ -81,7 +82,6 @@ CUT_HINT: Final = (
 
 HINT: Final = "receipts are written by `stackctl gate run`, never by hand"
 
-_NAME = Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+")
 _ARM = Text("an arm's name", "[A-Za-z0-9][A-Za-z0-9_.-]*")
 _LINE = Text("a text of one line", r"[^\x00-\x1f\x7f]+")
 _WORDS = Text("a text", r"[^\x00-\x08\x0b-\x1f\x7f]+")
@@ -149,8 +149,8 @@ class Sets(Kind):
     """Names of sets: one as a text, several as a list."""
 
     words = "a set's name, or a list of names"
-    one = _NAME
-    several = Many(_NAME, least=2)
+    one = NAME
+    several = Many(NAME, least=2)
 
     def read(self, value: object, at: At) -> Any:
         """Return the names, or INVALID after recording a problem."""
@@ -197,7 +197,7 @@ class Subject:
 class GateName:
     """The gate that was run."""
 
-    name: str = field(metadata=key(_NAME, "Its name."))
+    name: str = field(metadata=key(NAME, "Its name."))
     kind: str = field(
         metadata=key(
             Choice(

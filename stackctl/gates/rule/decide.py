@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stackctl.errors import InputError
-from stackctl.gates.evidence import Evidence
+from stackctl.gates.evidence import SERVED_KINDS, Evidence
 from stackctl.gates.rule import accuracy, counts, timed
 from stackctl.gates.rule.conditions import Conditions, engaged_too, examine, unengaged
 from stackctl.gates.rule.looks import looks_of, nominal_confidence
@@ -22,7 +22,7 @@ from stackctl.gates.rule.model import (
     problems,
     worst,
 )
-from stackctl.gates.rule.served import SERVED, unshown
+from stackctl.gates.rule.served import unshown
 from stackctl.gates.rule.words import counted
 from stackctl.model.fields import escape
 
@@ -110,14 +110,14 @@ def _judge(
     for name in (claim.arm, claim.against):
         if name and name not in evidence.arms:
             return _blocked(claim, "invalid", f'there is no arm "{escape(name)}"')
-    if evidence.kind in SERVED:
+    if evidence.kind in SERVED_KINDS:
         missing = unshown(rule, claim, evidence, pairs)
     else:
         missing = unengaged(rule, arms, pairs)
-    if evidence.kind not in SERVED and missing is None and claim.against:
-        missing = engaged_too(claim.against, pairs) or unengaged(
-            rule, [claim.against], pairs
-        )
+        if missing is None and claim.against:
+            missing = engaged_too(claim.against, pairs) or unengaged(
+                rule, [claim.against], pairs
+            )
     if missing is not None:
         return _blocked(claim, "not-tested", missing)
     if evidence.kind in ("tests", "parity", "compile", "image"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from stackctl.errors import InputError
-from stackctl.gates.evidence import UnitKind
+from stackctl.gates.evidence import SERVED_KINDS, UnitKind
 from stackctl.model.fields import (
     INVALID,
     At,
@@ -509,7 +509,7 @@ def problems(kind: UnitKind, rule: Rule, claims: Sequence[Claim]) -> list[str]:
     if rule.statistic != expected:
         found.append(f'a gate of kind {kind} has the statistic "{expected}"')
     timed = expected == "paired-log-ratio"
-    if kind in ("serving", "accuracy") and not rule.blocks:
+    if kind in SERVED_KINDS and not rule.blocks:
         found.append(f"a gate of kind {kind} needs `blocks = true`")
     if kind not in ("serving", "accuracy", "kernel") and rule.blocks:
         found.append(f"a gate of kind {kind} has no blocks")

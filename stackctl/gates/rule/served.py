@@ -15,9 +15,6 @@ from stackctl.gates.rule.model import Claim, Rule
 from stackctl.gates.rule.words import listed
 from stackctl.model.fields import escape
 
-SERVED: Final = ("serving", "accuracy")
-"""Kinds that ask a server."""
-
 _SILENT: Final = {
     "log": "no line of its server says so",
     "metric": "the metric of its server did not grow",

@@ -8,12 +8,12 @@ rule judges it.
 """
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from stackctl.fsutil import open_regular
 from stackctl.gates.serving.metrics import fetch, samples
 from stackctl.gates.serving.plan import Sign
 
@@ -168,11 +168,10 @@ def count_lines(log: Path, signs: Sequence[Sign]) -> list[int] | None:
     ]
     counts = [0] * len(signs)
     try:
-        descriptor = os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = open_regular(log)
     except OSError:
         return None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
+    if descriptor is None:
         return None
     with os.fdopen(descriptor, "rb") as file:
         for line in _lines(file, [wanted for wanted in parts if wanted]):

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from stackctl.gates.serving.metrics import NAMES
 from stackctl.model.fields import (
+    NAME,
     At,
     Choice,
     Flag,
@@ -103,14 +104,14 @@ class Sign:
 
     arm: str = field(
         metadata=key(
-            Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+"),
+            NAME,
             "The arm that has the feature; `[rule] engaged` names it too.",
             example='"on"',
         )
     )
     feature: str = field(
         metadata=key(
-            Text("a name of lower-case letters, digits and hyphens", "[a-z0-9-]+"),
+            NAME,
             "What is shown to be on: the name of a set, or of a switch.",
             example='"kda-overlap"',
         )
