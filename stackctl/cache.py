@@ -22,7 +22,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -35,8 +35,11 @@ from stackctl.git.store import Store
 FACTS_VERSION = 1
 """Version of the meaning of all rows; another version starts with an empty table."""
 
-PATIENCE = 60.0
-"""How long cleaning waits for those who use the cache: seconds."""
+PATIENCE = 1.0
+"""How long cleaning waits for those who use the cache: seconds.
+
+Enough for what is about to end; a run of gates takes minutes, and is named instead.
+"""
 
 T = TypeVar("T")
 
@@ -182,12 +185,23 @@ class Cache:
                 return
             except BlockingIOError:
                 if time.monotonic() > limit:
-                    raise UsageError(
-                        f"the cache {self.folder} is in use by another run",
-                        kind="cache-in-use",
-                        hint="wait until it has ended, then clean again",
-                    ) from None
+                    raise self._taken() from None
                 time.sleep(0.05)
+
+    def _taken(self) -> UsageError:
+        """Return the error that names who uses the cache."""
+        found = users(self.folder / "locks" / "in-use")
+        named = [f"{words} (process {pid})" for pid, words in sorted(found.items())]
+        them = "it has" if len(named) < 2 else "they have"
+        return UsageError(
+            f"the cache {self.folder} is in use by "
+            f"{', '.join(named) or 'another run'}; nothing was deleted",
+            kind="cache-in-use",
+            hint=f"clean again once {them} ended, or end {them.split()[0]} with "
+            "Ctrl-C; trees of gates that no run uses can go now: "
+            "stackctl cache clean --trees",
+            where={"file": str(self.folder), "processes": sorted(found)},
+        )
 
     def _tidy(self, store: Store) -> None:
         folder = self.folder / "locks"
@@ -380,6 +394,51 @@ class Cache:
                 shutil.rmtree(self.downloads, ignore_errors=True)
         finally:
             self._hold(fcntl.LOCK_UN)
+
+
+def users(lock: Path) -> dict[int, str]:
+    """Return which other processes have a lock file open.
+
+    Args:
+        lock: The file.
+
+    Returns:
+        The processes that this one may look at, with the words of their commands up to
+        the first option: what follows may be long, or a secret. Empty where there is no
+        `/proc` (it is Linux's).
+    """
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        if pid == os.getpid() or not (words := _command(folder)):
+            continue
+        with suppress(OSError):  # another user's, or it has just ended
+            if any(_same(opened, lock) for opened in (folder / "fd").iterdir()):
+                found[pid] = words
+    return found
+
+
+def _same(opened: Path, file: Path) -> bool:
+    with suppress(OSError):  # it was closed meanwhile
+        return file.samefile(opened)
+    return False
+
+
+def _command(process: Path) -> str:
+    """Return the words of a process's command, or nothing where it cannot be seen."""
+    try:
+        argv = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
+    except OSError:
+        return ""
+    # After `python -m` or `python`: the interpreter is no news.
+    names = [word.rpartition("/")[2] for word in argv]
+    start = names.index("stackctl") if "stackctl" in names else 0
+    words = names[start : start + 1]
+    for word in argv[start + 1 :]:
+        if not word or word.startswith("-"):
+            break
+        words.append(word)
+    return " ".join(words)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

@@ -83,8 +83,7 @@ def register(app: typer.Typer) -> None:
     ) -> Outcome:
         """Delete the cache, or the parts that are named; all of it can be made again.
 
-        Downloads and store go once nobody uses them: exits 2 where another run still
-        does after a minute.
+        Downloads and store go where nobody uses them: exits 2 and names who does.
         """
         from stackctl.gates.shelf import Shelf
 

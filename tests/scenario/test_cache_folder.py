@@ -3,6 +3,8 @@
 
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,34 @@ def test_a_cache_at_an_odd_path(tmp_path: Path, name: bytes) -> None:
     assert done.code == 0, done.err
     assert done.json["composition"] == expected
     assert (folder / "store.git").is_dir()
+
+
+def test_who_holds_the_cache_is_named_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    env = {"STACKCTL_CACHE_DIR": str(folder)}
+    program = tmp_path / "stackctl"  # what a run of gates is, as far as the cache knows
+    program.write_text(
+        "import sys; from pathlib import Path; from stackctl.cache import Cache\n"
+        "cache = Cache(Path(sys.argv[-1])); cache.store; print(flush=True); input()\n"
+    )
+    words = [sys.executable, program, "gate", "run", "kpool", "--base-url", "secret"]
+    holder = subprocess.Popen(
+        [*words, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        holder.stdout.readline()
+        done = run("cache", "clean", "--json", env=env)
+        error = done.json["error"]
+        assert (done.code, error["kind"]) == (2, "cache-in-use")
+        assert f"stackctl gate run kpool (process {holder.pid}); " in error["message"]
+        assert "secret" not in done.out
+        assert error["where"]["processes"] == [holder.pid]
+        assert "cache clean --trees" in error["hint"]
+        assert (folder / "store.git").exists()
+    finally:
+        holder.communicate(b"\n")
+    assert run("cache", "clean", env=env).code == 0
+    assert not (folder / "store.git").exists()
 
 
 def test_damaged_facts_of_steps_are_derived_again(tmp_path: Path) -> None:
