@@ -296,12 +296,18 @@ def sniff(chunks: Iterable[bytes]) -> tuple[str, Iterator[bytes]]:
     return compression(head), itertools.chain((head,) if head else (), source)
 
 
-def decompress(chunks: Iterable[bytes], limits: Limits) -> Iterator[bytes]:
+def decompress(
+    chunks: Iterable[bytes],
+    limits: Limits,
+    unpack: Callable[[str, Iterator[bytes], int], Iterator[bytes]] | None = None,
+) -> Iterator[bytes]:
     """Yield the uncompressed bytes of a layer blob, whatever its compression.
 
     Args:
         chunks: The blob as stored.
         limits: Bounds of the output and its ratio to the input.
+        unpack: Unpacks `gzip` or `zstd` in place of what does it here; is given the
+            kind, the chunks and the bytes of a zstd window.
 
     Raises:
         ImageFormatError: The stream is damaged, ends early, or has a format that no
@@ -323,7 +329,9 @@ def decompress(chunks: Iterable[bytes], limits: Limits) -> Iterator[bytes]:
                 )
             yield chunk
 
-    if kind == "gzip":
+    if unpack is not None and kind in ("gzip", "zstd"):
+        output = unpack(kind, counted(), limits.window)
+    elif kind == "gzip":
         output = _gunzip(counted())
     elif kind == "zstd":
         output = _unzstd(counted(), limits.window)
@@ -353,7 +361,8 @@ def decompress(chunks: Iterable[bytes], limits: Limits) -> Iterator[bytes]:
         yield chunk
 
 
-def _damaged(kind: str, why: str) -> ImageFormatError:
+def damaged(kind: str, why: str) -> ImageFormatError:
+    """Return the refusal of a layer whose compression is damaged."""
     return ImageFormatError(
         f"a layer's {kind} stream is damaged: {why}",
         kind="bad-compression",
@@ -368,11 +377,11 @@ def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
         member = inflate.decompressor(inflate.GZIP)
         while not member.eof:
             if not pending and not (pending := next(chunks, b"")):
-                raise _damaged("gzip", "it ends early")
+                raise damaged("gzip", "it ends early")
             try:
                 output = member.decompress(pending, CHUNK)
             except inflate.ERRORS as exc:
-                raise _damaged("gzip", str(exc)) from None
+                raise damaged("gzip", str(exc)) from None
             pending = member.unconsumed_tail
             if output:
                 yield output
@@ -404,7 +413,7 @@ def _unzstd(chunks: Iterator[bytes], window: int) -> Iterator[bytes]:
         for chunk in chunks:
             frames.feed(chunk)
             if frames.wasteful:
-                raise _damaged("zstd", "its blocks hold a few bytes each")
+                raise damaged("zstd", "its blocks hold a few bytes each")
             yield chunk
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=window)
@@ -417,9 +426,9 @@ def _unzstd(chunks: Iterator[bytes], window: int) -> Iterator[bytes]:
         try:
             output = reader.read(CHUNK)
         except zstandard.ZstdError as exc:
-            raise _damaged("zstd", str(exc)) from None
+            raise damaged("zstd", str(exc)) from None
         if not output:
             if not frames.between:
-                raise _damaged("zstd", "it ends early")
+                raise damaged("zstd", "it ends early")
             return
         yield output

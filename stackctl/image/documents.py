@@ -71,15 +71,9 @@ def _plain(
         )
     if isinstance(value, _Pairs):
         result: Object = {}
-        folded: dict[str, str] = {}
+        check_keys((key for key, _ in value), what, known, free=free)
         for written, item in value:
-            key = _text(written)
-            name = key if free else _fold(key)
-            other = folded.setdefault(name, key)
-            if key in result or other != key:
-                _refuse_keys(what, other, key)
-            if not free and known.get(name, key) != key:
-                _refuse_keys(what, known[name], key)
+            key = go_text(written)
             result[key] = _plain(
                 item,
                 what,
@@ -90,10 +84,35 @@ def _plain(
         return result
     if isinstance(value, list):
         return [_plain(i, what, known, depth=depth + 1, free=False) for i in value]
-    return _text(value) if isinstance(value, str) else value
+    return go_text(value) if isinstance(value, str) else value
 
 
-def _text(text: str) -> str:
+def check_keys(
+    keys: Iterable[str], what: str, known: Mapping[str, str], *, free: bool = False
+) -> None:
+    """Refuse keys of one object of which readers take different ones.
+
+    Args:
+        keys: As they are written.
+        what: What to call the document in an error.
+        known: Spelling of keys with a meaning, by their folded form.
+        free: Whether case matters to who reads them.
+
+    Raises:
+        AmbiguousImageError: One is there twice, or in two spellings.
+    """
+    folded: dict[str, str] = {}
+    for written in keys:
+        key = go_text(written)
+        name = key if free else _fold(key)
+        if name in folded:
+            _refuse_keys(what, folded[name], key)
+        folded[name] = key
+        if not free and known.get(name, key) != key:
+            _refuse_keys(what, known[name], key)
+
+
+def go_text(text: str) -> str:
     """Return a string with U+FFFD for half a surrogate pair, as Go reads it."""
     if text.isascii():
         return text

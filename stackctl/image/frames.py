@@ -7,6 +7,7 @@ puts before everything are followed beside it: a frame is a header, blocks of wh
 last is marked, and a checksum if its header says so.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -21,9 +22,15 @@ _PATIENCE: Final = 100_000
 
 
 class Frames:
-    """Follows a zstd stream."""
+    """Follows a zstd stream.
 
-    def __init__(self) -> None:
+    Args:
+        ends: Gets the offsets in bytes at which frames end, as soon as they are known.
+    """
+
+    def __init__(self, ends: deque[int] | None = None) -> None:
+        self._ends = ends
+        self._position = 0
         self._head = b""
         self._wanted = 4
         self._skip = 0
@@ -47,6 +54,7 @@ class Frames:
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the stream."""
         at = 0
+        before = self._taken
         self._taken += len(chunk)
         while at < len(chunk) and self._next is not None:
             if self._skip:
@@ -59,6 +67,7 @@ class Frames:
             self._head += part
             if len(self._head) == self._wanted:
                 head, self._head = self._head, b""
+                self._position = before + at
                 self._next(head)
 
     def _expect(self, wanted: int, then: Callable[[bytes], None]) -> None:
@@ -75,7 +84,7 @@ class Frames:
 
     def _skippable(self, head: bytes) -> None:
         self._skip = int.from_bytes(head, "little")
-        self._expect(4, self._magic)
+        self._end()
 
     def _descriptor(self, head: bytes) -> None:
         bits = head[0]
@@ -92,4 +101,9 @@ class Frames:
         self._skip = 1 if bits >> 1 & 3 == _RLE else bits >> 3
         if bits & 1:
             self._skip += self._checksum
-            self._expect(4, self._magic)
+            self._end()
+
+    def _end(self) -> None:
+        if self._ends is not None:
+            self._ends.append(self._position + self._skip)
+        self._expect(4, self._magic)

@@ -123,17 +123,16 @@ class Judge:
             if path is None:
                 others.append(doubt)
                 continue
+            (one, some), (other, others_words) = doubt.families
             raise AmbiguousImageError(
-                f"layer {doubt.layer}: runtimes disagree about /{show(path)}: with "
-                "an overlay driver (containerd, Docker, podman, buildah) "
-                f"{doubt.merging}; where layers are applied to one folder (umoci, "
-                f"vfs) {doubt.unpacking}",
+                f"layer {doubt.layer}: runtimes disagree about /{show(path)}: {some} "
+                f"{doubt.merging}; {others_words} {doubt.unpacking}",
                 kind=f"ambiguous-{doubt.code}",
                 hint="build the layer again so that it means the same to all of them",
                 where={
                     "layer": doubt.layer,
                     "path": "/" + show(path),
-                    "sees": {"overlay": doubt.merging, "one-folder": doubt.unpacking},
+                    "sees": {one: doubt.merging, other: doubt.unpacking},
                 },
             )
         if others:

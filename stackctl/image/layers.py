@@ -16,11 +16,15 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from stackctl.image.blobs import SMALL, Pump, Sink, decompress, sniff
 from stackctl.image.errors import AmbiguousImageError, ImageFormatError, LimitError
 from stackctl.image.limits import Limits
 from stackctl.image.tar import ByteStream, Chunk, TarEntry, TarReader
+
+if TYPE_CHECKING:
+    from stackctl.image.lazy import LayerIndex
 
 #: Longest name of a file and longest path that Linux takes, in bytes.
 MAX_NAME = 255
@@ -37,7 +41,7 @@ _STARTUP_NAMES = frozenset(
 
 
 #: Attributes that the kernel's overlay and the one in user space obey.
-_OVERLAY_MARKS = (
+OVERLAY_MARKS = (
     b"trusted.overlay.",
     b"user.overlay.",
     b"user.fuseoverlayfs.",
@@ -94,6 +98,7 @@ class LayerScan:
         size: Uncompressed size in bytes.
         compression: How it is stored: `gzip`, `zstd` or `tar`.
         notes: Codes of oddities that are no fault.
+        index: What was taken down to compare the layer's own index with.
     """
 
     entries: list[LayerEntry]
@@ -101,6 +106,7 @@ class LayerScan:
     size: int = 0
     compression: str = ""
     notes: list[str] = field(default_factory=list)
+    index: "LayerIndex | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +226,7 @@ def _overlay_meaning(entry: TarEntry) -> str:
     for key in entry.pax:
         if key.startswith(b"SCHILY.xattr.") and b"overlay" in key:
             name = key[len(b"SCHILY.xattr.") :]
-            if name.startswith(_OVERLAY_MARKS):
+            if name.startswith(OVERLAY_MARKS):
                 return name.decode("utf-8", "backslashreplace")
     return ""
 
@@ -232,6 +238,7 @@ def scan_layer(
     *,
     size_hint: int | None = None,
     each: Callable[[LayerEntry], object] | None = None,
+    index: "LayerIndex | None" = None,
 ) -> LayerScan:
     """Read a layer blob to its end.
 
@@ -242,6 +249,7 @@ def scan_layer(
         size_hint: Stored size in bytes, to choose between threads and none.
         each: Told every entry as soon as it is read, which is before any digest is
             known to hold: what it makes of them counts only when this returns.
+        index: Takes down what its comparison with the layer's own index needs.
 
     Returns:
         The entries and digests.
@@ -252,7 +260,7 @@ def scan_layer(
             the content, which then is not what was named.
         LimitError: It passes a limit.
     """
-    scan = LayerScan([])
+    scan = LayerScan([], index=index)
     threaded = size_hint is None or size_hint > SMALL
     if threaded:
         # glibc gives freed memory back as soon as more lies idle than twice the largest
@@ -267,14 +275,15 @@ def scan_layer(
 
     def stored() -> Iterator[bytes]:
         try:
-            yield from blob
+            yield from blob if index is None else index.record.tap(blob)
         except Exception as exc:
             # It may come while what is before it is parsed, and that may fail too.
             failures.append(exc)
             raise
 
     def plain() -> Iterator[bytes]:
-        for chunk in decompress(source, budget.limits):
+        unpack = None if index is None else index.record.unpack
+        for chunk in decompress(source, budget.limits, unpack):
             budget.spend(len(chunk), 0)
             yield chunk
 
@@ -297,7 +306,7 @@ def scan_layer(
                 # digest goes with the parsing, where what was hashed is in the cache.
                 sink = Sink(hasher.update)
             chunks = hashed(parts)
-            _parse(chunks, scan, budget, interest, each)
+            _parse(chunks, scan, budget, interest, each, index)
             for _ in chunks:
                 pass
         except (ImageFormatError, AmbiguousImageError):
@@ -333,8 +342,10 @@ def _parse(
     budget: Budget,
     interest: Interest,
     each: Callable[[LayerEntry], object] | None,
+    index: "LayerIndex | None",
 ) -> None:
-    reader = TarReader(ByteStream(chunks), max_entries=budget.limits.entries)
+    make = TarReader if index is None else index.record.reader
+    reader = make(ByteStream(chunks), max_entries=budget.limits.entries)
     entries = scan.entries
     ordinal = -1
     for ordinal, entry in enumerate(reader):

@@ -34,10 +34,11 @@ CONFIG_TYPES = (OCI_CONFIG, DOCKER_CONFIG)
 REF_NAME = "org.opencontainers.image.ref.name"
 #: Start of the labels by which an image says which composition it holds.
 LABEL_PREFIX = "example.stackctl."
-#: Annotations of layers that some runtimes read through an index instead of the tar.
+#: How annotations begin of layers that some runtimes read by an index, not by the tar.
 _LAZY = (
-    "io.github.containers.zstd-chunked.manifest-checksum",
-    "containerd.io/snapshot/stargz/toc.digest",
+    "io.github.containers.zstd-chunked.",
+    "io.containers.zstd-chunked.",
+    "containerd.io/snapshot/",
 )
 _KNOWN_KEYS = (
     "annotations",
@@ -115,6 +116,7 @@ class Layer:
         scan: The result of a pass that was made already, where the source can only be
             read from its beginning.
         member: Where it is in an archive that names its layers as it likes.
+        lazy: Annotations that speak of an index for lazy runtimes, sorted.
     """
 
     digest: str | None
@@ -124,6 +126,7 @@ class Layer:
     open: Callable[[], Iterator[bytes]]
     scan: Callable[[], LayerScan] | None = None
     member: bytes = b""
+    lazy: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,14 +413,6 @@ class Resolver:
         diff_ids = config_diff_ids(config, len(descriptors), self._limits)
         layers = []
         for descriptor, diff_id in zip(descriptors, diff_ids, strict=True):
-            if any(key in descriptor.annotations for key in _LAZY):
-                notes.append(
-                    (
-                        "lazy-index",
-                        f"layer {descriptor.digest} has an index that lazy runtimes "
-                        "read instead of its tar; it is not checked",
-                    )
-                )
             layers.append(self._layer(descriptor, diff_id))
         return Image(
             candidate.descriptor.digest, platform, config, tuple(layers), tuple(notes)
@@ -445,8 +440,19 @@ class Resolver:
             size = descriptor.size
             return ahead(chunks) if size is None or size > SMALL else chunks
 
+        lazy = tuple(
+            (key, documents.as_text(value, f"layer {descriptor.digest} {key}"))
+            for key, value in sorted(descriptor.annotations.items())
+            if key.startswith(_LAZY)
+        )
         return Layer(
-            descriptor.digest, diff_id, descriptor.size, kind, open_layer, scan
+            descriptor.digest,
+            diff_id,
+            descriptor.size,
+            kind,
+            open_layer,
+            scan,
+            lazy=lazy,
         )
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stackctl.image.contents import Contents
     from stackctl.image.expectation import ExpectedTree
     from stackctl.image.folder import Folder
+    from stackctl.image.lazytable import Outcome
     from stackctl.image.rules import Allow
     from stackctl.image.startup import Warn
     from stackctl.image.view import Applier, View
@@ -418,6 +419,7 @@ class _Verifier:
             "layers": layers,
         }
         building = _Building()
+        indexes: list[tuple[int, Outcome]] = []
         scans = Pump(iter(self._scans(image.layers, building)))
         try:
             # What the layers are compared with is got ready while they are read, and so
@@ -437,15 +439,21 @@ class _Verifier:
                 self._check_scan(number, layer, scan)
                 if refusal is not None:
                     raise refusal
-                layers.append(
-                    {
-                        "digest": layer.digest,
-                        "diff_id": layer.diff_id,
-                        "size": layer.size,
-                        "uncompressed_size": scan.size,
-                        "compression": scan.compression,
-                    }
-                )
+                about: dict[str, object] = {
+                    "digest": layer.digest,
+                    "diff_id": layer.diff_id,
+                    "size": layer.size,
+                    "uncompressed_size": scan.size,
+                    "compression": scan.compression,
+                }
+                layers.append(about)
+                outcome: Outcome | None = None
+                if scan.index is not None:
+                    outcome = scan.index.compare(scan.entries, scan.compression)
+                    indexes.append((number, outcome))
+                    about["index"] = outcome.document()
+                if unread := _unread_index(number, layer, scan, outcome):
+                    warnings.append(unread)
                 for code in scan.notes:
                     warnings.append(
                         Warn(
@@ -463,8 +471,13 @@ class _Verifier:
             raise
         scans.stop()
         contents = LayerContents(image.layers, self._request.limits)
+        view = building.view()
+        for number, outcome in indexes:
+            from stackctl.image import lazy
+
+            lazy.settle(view, number, outcome)
         return _Loaded(
-            building.view(),
+            view,
             contents,
             self._report.image,
             image.config,
@@ -487,12 +500,18 @@ class _Verifier:
         def scan(layer: Layer) -> LayerScan:
             if layer.scan is not None:
                 return layer.scan()
+            index = None
+            if layer.lazy:
+                from stackctl.image.lazy import LayerIndex
+
+                index = LayerIndex(dict(layer.lazy), self._request.limits)
             return scan_layer(
                 layer.open(),
                 self._budget,
                 interest,
                 size_hint=layer.size,
                 each=each,
+                index=index,
             )
 
         if each is not None:
@@ -527,7 +546,34 @@ class _Verifier:
 def _layer_key(layer: Layer) -> tuple[object, ...]:
     # What a layer is stated to be does not make it another's equal: without a digest
     # only its place does, and a wrong size must not hide behind a right one.
-    return layer.digest, layer.diff_id, layer.size, layer.member
+    return layer.digest, layer.diff_id, layer.size, layer.member, layer.lazy
+
+
+def _unread_index(
+    number: int, layer: Layer, scan: LayerScan, outcome: "Outcome | None"
+) -> "Warn | None":
+    """Return the warning about an index that was not compared, or not all of it."""
+    strict = True
+    if outcome is not None:
+        unchecked = outcome.unchecked
+    elif layer.lazy:
+        unchecked = ["an archive that is read in one pass tells too late that there is"]
+    elif scan.entries and scan.entries[-1].name == b"stargz.index.json":
+        unchecked = ["no annotation names it, so that runtimes pass over it by default"]
+        strict = False
+    else:
+        return None
+    if not unchecked:
+        return None
+    from stackctl.image.startup import Warn
+
+    return Warn(
+        "lazy-index",
+        f"layer {number} has an index that lazy runtimes read instead of its tar, and "
+        f"not all of it is compared: {'; '.join(unchecked)}",
+        strict=strict,
+        extra={"layer": layer.digest},
+    )
 
 
 class _Building:

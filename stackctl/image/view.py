@@ -99,6 +99,13 @@ class Node:
         self.owner = (0, 0)
 
 
+#: The two families of runtimes, as their names in JSON and in a sentence.
+FAMILIES = (
+    ("overlay", "with an overlay driver (containerd, Docker, podman, buildah)"),
+    ("one-folder", "where layers are applied to one folder (umoci, vfs)"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Doubt:
     """Paths on whose content the common runtimes disagree.
@@ -110,6 +117,7 @@ class Doubt:
         merging: What runtimes with an overlay driver see.
         unpacking: What runtimes see that apply layers to one folder.
         modes_only: Only permission bits are in doubt.
+        families: Who sees the one and who the other, where it is not these two.
     """
 
     code: str
@@ -118,6 +126,7 @@ class Doubt:
     merging: str
     unpacking: str
     modes_only: bool = False
+    families: tuple[tuple[str, str], tuple[str, str]] = FAMILIES
 
 
 @dataclass(frozen=True, slots=True)
