@@ -21,6 +21,7 @@ import sqlite3
 import tempfile
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ from typing import TypeVar
 
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import reason
-from stackctl.git.command import GitCommandError
+from stackctl.git.command import DamagedObjectError, GitCommandError
 from stackctl.git.store import Store
 
-FACTS_VERSION = 1
+FACTS_VERSION = 2
 """Version of the meaning of all rows; another version starts with an empty table."""
 
 PATIENCE = 1.0
@@ -215,7 +216,7 @@ class Cache:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 action()
-            except (BlockingIOError, GitCommandError):
+            except (BlockingIOError, DamagedObjectError, GitCommandError):
                 pass  # another process is at it, or its git is after it was killed
             finally:
                 os.close(descriptor)
@@ -286,7 +287,7 @@ class Cache:
             keys: Keys to look for.
 
         Returns:
-            The values of the keys that are known.
+            The values of the keys that are known; a damaged one is not known.
         """
         wanted = list(keys)
 
@@ -295,13 +296,15 @@ class Cache:
             for start in range(0, len(wanted), 500):
                 part = wanted[start : start + 500]
                 marks = ",".join("?" * len(part))
-                found.update(
-                    connection.execute(
-                        "SELECT key, value FROM facts WHERE kind = ? "  # noqa: S608
-                        f"AND key IN ({marks})",
-                        (kind, *part),
-                    )
+                rows = connection.execute(
+                    "SELECT key, value FROM facts WHERE kind = ? "  # noqa: S608
+                    f"AND key IN ({marks})",
+                    (kind, *part),
                 )
+                for key, sealed in rows:
+                    value = _opened(kind, key, sealed)
+                    if value is not None:
+                        found[key] = value
             return found
 
         return self._guarded(select) if wanted else {}
@@ -321,7 +324,7 @@ class Cache:
             try:
                 connection.executemany(
                     "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)",
-                    [(kind, key, value) for key, value in facts.items()],
+                    [(kind, k, _sealed(kind, k, facts[k])) for k in facts],
                 )
                 connection.execute("COMMIT")
             except BaseException:
@@ -439,6 +442,27 @@ def _command(process: Path) -> str:
             break
         words.append(word)
     return " ".join(words)
+
+
+_SEAL = 4
+"""Bytes of the checksum behind every value: SQLite would not notice a flipped bit."""
+
+
+def _seal(kind: str, key: bytes, value: bytes) -> bytes:
+    head = b"%s %d " % (kind.encode(), len(key))
+    return zlib.crc32(head + key + value).to_bytes(_SEAL, "big")
+
+
+def _sealed(kind: str, key: bytes, value: bytes) -> bytes:
+    return value + _seal(kind, key, value)
+
+
+def _opened(kind: str, key: bytes, sealed: object) -> bytes | None:
+    """Return the value of a row, None where it is not what was written."""
+    if not isinstance(sealed, bytes):
+        return None
+    value = sealed[:-_SEAL]
+    return value if sealed[-_SEAL:] == _seal(kind, key, value) else None
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

@@ -86,11 +86,11 @@ def _is_complete(store: Store, commit: CommitId, *, history: bool) -> bool:
     if not history:
         return True
     try:
-        cut = set((store.git_dir / "shallow").read_text("ascii").split())
+        cut = set((store.git_dir / "shallow").read_bytes().split())
     except FileNotFoundError:
         cut = set()
     status, out, _ = store.git.call("rev-list", commit)
-    return not status and cut.isdisjoint(out.decode("ascii").split())
+    return not status and cut.isdisjoint(out.split())
 
 
 def fetch_commit(
@@ -209,6 +209,10 @@ def list_refs(git: str, names: Sequence[str], project: Path) -> dict[str, Commit
     return found
 
 
+# A repository that misses objects, or a store of ours whose damage hides them.
+_INCOMPLETE = b"did not send all necessary objects"
+
+
 def _bring(
     store: Store,
     source: str,
@@ -222,8 +226,9 @@ def _bring(
     status, err = _fetch(git, _depth(history), "--", source, commit)
     if not status and _is_complete(store, commit, history=history):
         return
-    if status and DAMAGED.search(err) and os.fsencode(store.git_dir) in err:
-        raise DamagedObjectError(("fetch", label), status, b"", err)
+    ours = DAMAGED.search(err) and os.fsencode(store.git_dir) in err
+    if status and (ours or _INCOMPLETE in err):
+        raise DamagedObjectError(("fetch", label), status, err, store.git_dir)
     if status and not _NO_SUCH_COMMIT.search(err):
         raise _unreachable(label, source, err)
     # Servers without a program behind them can only give whole histories.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a command prints: a JSON document, or text for a person; progress on stderr."""
 
+import contextlib
 import errno
 import json
 import os
@@ -70,6 +71,10 @@ def print_text(lines: Iterable[str]) -> None:
     _write(b"")
 
 
+class _LostAnswerError(InputError):
+    """Standard output takes nothing any more, also no error document."""
+
+
 def _write(data: bytes, flush: bool = True) -> None:
     """Write to standard output, and notice there and not at exit where that fails."""
     out = sys.stdout
@@ -86,7 +91,7 @@ def _write(data: bytes, flush: bool = True) -> None:
         os.close(null)
         # The reader of a pipe that goes away, as `head` does, has what it wanted.
         if not isinstance(error, BrokenPipeError):
-            raise InputError(
+            raise _LostAnswerError(
                 f"standard output cannot be written: {error.strerror}",
                 kind="cannot-write",
                 hint="the command itself is done; only its answer was lost",
@@ -111,7 +116,9 @@ def _say(text: str) -> None:
     if stream is not None:
         encoding = stream.encoding or "utf-8"
         safe = printable(text).encode(encoding, "backslashreplace").decode(encoding)
-        print(safe, file=stream)
+        # The exit code is the answer, and must not be lost with the words about it.
+        with contextlib.suppress(OSError):
+            print(safe, file=stream, flush=True)
 
 
 _OUTSIDE = frozenset(
@@ -140,6 +147,14 @@ def _outside_error(error: OSError) -> InputError:
     )
 
 
+def _has_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def print_error(error: Exception, as_json: bool, verbose: bool = False) -> int:
     """Print an error as the contract asks for and return the exit code.
 
@@ -150,6 +165,12 @@ def print_error(error: Exception, as_json: bool, verbose: bool = False) -> int:
     """
     if isinstance(error, OSError) and error.errno in _OUTSIDE:
         error = _outside_error(error)
+    elif isinstance(error, FileNotFoundError) and not _has_folder():
+        error = UsageError(
+            "the folder that this shell works in is gone",
+            kind="no-folder",
+            hint="go to a folder that exists (`cd .` where it was made again)",
+        )
     if not isinstance(error, StackctlError):
         if verbose:
             import traceback
@@ -160,8 +181,10 @@ def print_error(error: Exception, as_json: bool, verbose: bool = False) -> int:
             f"{name}: {error}" if str(error) else name,
             hint="this is a fault of stackctl; run it again with -vv and report it",
         )
-    if as_json:
-        print_json(error.document())
+    if as_json and not isinstance(error, _LostAnswerError):
+        # Where it is lost, the exit code still is the error's.
+        with contextlib.suppress(_LostAnswerError):
+            print_json(error.document())
     else:
         place = ""
         file, line = error.where.get("file"), error.where.get("line")

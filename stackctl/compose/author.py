@@ -23,7 +23,7 @@ from stackctl.compose.sources import patch_files
 from stackctl.errors import ConflictError, InputError, PinError, UsageError
 from stackctl.fsutil import refuse_link_out, write_atomic
 from stackctl.git.apply import Workspace
-from stackctl.git.command import GitCommandError, HermeticGit
+from stackctl.git.command import DamagedObjectError, GitCommandError, HermeticGit
 from stackctl.git.objects import COMMIT
 from stackctl.git.patchtext.canonical import (
     DIFF_OPTIONS,
@@ -267,9 +267,10 @@ def export_commits(
             commits = source.text(
                 "rev-list", "--reverse", "--topo-order", commit_range, "--"
             ).split()
-        except GitCommandError as error:
+        except (DamagedObjectError, GitCommandError) as error:
+            said = error.message.rpartition("fatal: ")[2]
             raise PinError(
-                f"{repository} has no range {commit_range}",
+                f"{repository} has no range {commit_range}: {said}",
                 kind="missing-object",
                 hint="fetch the commits first",
                 where={"file": str(repository)},

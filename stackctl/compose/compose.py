@@ -21,7 +21,7 @@ from stackctl.compose.digest import content_sha256
 from stackctl.compose.model import Composition, Step
 from stackctl.compose.plan import WHOLE, Selection, select
 from stackctl.compose.sources import PatchFile, PinnedPull, Source, set_sources
-from stackctl.errors import StackctlError
+from stackctl.errors import PinError, StackctlError
 from stackctl.git.objects import COMMITTER, encode_commit
 from stackctl.model.canonical import canonical_json
 from stackctl.model.ids import CommitId, Sha256, TreeId
@@ -453,6 +453,9 @@ def patch_ids_in(git: "HermeticGit", commits: Sequence[str]) -> dict[str, str | 
     Args:
         git: Runs where the commits are.
         commits: Hex ids.
+
+    Raises:
+        PinError: A commit is missing, or it is damaged.
     """
     from stackctl.git.patchtext.patchid import patch_id
 
@@ -470,16 +473,17 @@ def patch_ids_in(git: "HermeticGit", commits: Sequence[str]) -> dict[str, str | 
         "--no-renames",
         "--no-ext-diff",
         "--no-textconv",
+        "--always",
         stdin="".join(f"{commit}\n" for commit in commits).encode(),
     )
-    out: dict[str, str | None] = dict.fromkeys(commits)
+    out: dict[str, str | None] = {}
     wanted = {commit.encode() for commit in commits}
     current: bytes | None = None
     lines: list[bytes] = []
 
     def finish() -> None:
         if current is not None:
-            out[current.decode()] = patch_id(b"".join(lines))
+            out[current.decode()] = patch_id(b"".join(lines)) or None
 
     # `bytes.splitlines` would also split at a lone CR within a line.
     for line in BytesIO(text):
@@ -489,6 +493,15 @@ def patch_ids_in(git: "HermeticGit", commits: Sequence[str]) -> dict[str, str | 
         else:
             lines.append(line)
     finish()
+    # git passes over a commit that it cannot read, and calls that a success.
+    unread = [commit for commit in commits if commit not in out]
+    if unread:
+        raise PinError(
+            f"git cannot read commit {unread[0]}",
+            kind="missing-object",
+            hint="run `stackctl cache clean` and compose again",
+            where={"commit": unread[0]},
+        )
     return out
 
 

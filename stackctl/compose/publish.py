@@ -148,15 +148,22 @@ def bring_commit(
 
     Raises:
         InputError: The repository does not have the history of a git base.
+        DamagedObjectError: The store is damaged.
         GitCommandError: The repository cannot be written.
     """
     with without_settings(store, target) as view:
-        view.run(
-            *shared_option(target),
-            *FETCH,
-            str(store.git_dir.resolve()),
-            commit,
-        )
+        try:
+            view.run(
+                *shared_option(target),
+                *FETCH,
+                str(store.git_dir.resolve()),
+                commit,
+            )
+        except GitCommandError:
+            # Of the two repositories, git does not say which is the bad one.
+            store.git.run("pack-objects", "--revs", "--stdout", "-q",
+                          stdin=f"{commit}\n".encode())  # fmt: skip
+            raise
     # A base that was fetched by its id came without its history. Where the target has
     # none either, the ref would stand on a commit whose parents are missing.
     if (store.git_dir / "shallow").exists() and HermeticGit(target).call(

@@ -133,7 +133,7 @@ class _GitRoute:
         if status:
             unmerged = git.run("ls-files", "-u", "-z")
             if not unmerged:
-                raise GitCommandError(command, status, out, err)
+                raise git.failure(command, status, out, err)
             for conflict in _unmerged(unmerged):
                 self._resolve(git, conflict)
             tree = git.text("write-tree")

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stackctl.errors import ExitCode, InternalError, StackctlError, UsageError
+from stackctl.errors import PinError, StackctlError, UsageError
 
 if TYPE_CHECKING:
     from git.cmd import Git
@@ -103,19 +103,37 @@ class GitCommandError(StackctlError):
         super().__init__(f"git {shown} failed ({status}): {text}")
 
 
-class DamagedObjectError(GitCommandError):
-    """A git process ended because an object or a pack is damaged."""
+class DamagedObjectError(PinError):
+    """A git process ended because an object or a pack is damaged or missing.
+
+    It is no `GitCommandError`: who takes a failure for an answer of git's, such as that
+    a patch does not apply, must not take this one.
+
+    Args:
+        arguments: The arguments after `git`.
+        status: Its exit status.
+        stderr: What it wrote to standard error.
+        git_dir: The repository that git worked on.
+    """
 
     default_kind = "bad-object"
-    exit_code = ExitCode.PIN
 
     def __init__(
-        self, arguments: tuple[str, ...], status: int, stdout: bytes, stderr: bytes
+        self,
+        arguments: tuple[str, ...],
+        status: int,
+        stderr: bytes,
+        git_dir: Path | None = None,
     ) -> None:
-        super().__init__(arguments, status, stdout, stderr)
-        self.hint = (
-            "if it names the cache, run `stackctl cache clean` and compose again; "
-            "otherwise `git fsck` that repository"
+        lines = stderr.decode("utf-8", "replace").strip().splitlines()
+        # git says the same about a pack each time that it looks into it.
+        text = "\n".join(dict.fromkeys(lines))
+        shown = " ".join(arguments[:3])
+        super().__init__(
+            f"git {shown} failed ({status}): {text}",
+            hint="if the cache is the damaged one, run `stackctl cache clean` and "
+            "compose again; otherwise `git fsck` that repository",
+            where={"file": str(git_dir)} if git_dir else None,
         )
 
 
@@ -131,7 +149,10 @@ FETCH = (
 
 DAMAGED = re.compile(
     rb"is corrupt|non-monotonic index|data stream error|wrong index v\d file size"
-    rb"|does not match index|index file .* is too small"
+    rb"|does not match index|index file .* is too small|too short to be a packfile"
+    rb"|unable to (?:read|parse|unpack) (?:tree|commit|object|blob|[0-9a-f]{40})"
+    rb"|bad (?:tree )?object [0-9a-f]{40}|[Cc]ould not read [0-9a-f]{40}"
+    rb"|bad shallow line|upload-pack: not our ref"
 )
 
 
@@ -175,6 +196,8 @@ def _load_gitpython() -> "type[Git]":
     os.environ["GIT_PYTHON_REFRESH"] = "quiet"
     try:
         from git.cmd import Git
+    except ImportError as error:  # its own question for the version went wrong
+        raise _bad_git(_programs()[1], str(error)) from error
     finally:
         os.environ.pop("GIT_PYTHON_REFRESH", None)
         os.environ.update({k: v for k, v in before.items() if v is not None})
@@ -257,7 +280,20 @@ class HermeticGit:
             stdin: What standard input is; a pipe by default.
             cwd: Working folder.
             env: Further variables.
+
+        Raises:
+            UsageError: git is missing, does not work, or is older than 2.39.
         """
+        git_version()
+        return self._start(args, stdin, cwd, env)
+
+    def _start(
+        self,
+        args: tuple[str, ...],
+        stdin: Any = subprocess.PIPE,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> "subprocess.Popen[bytes]":
         git = _load_gitpython()(str(cwd) if cwd else "/")
         wrapped = git.execute(
             self._command(args, env), istream=stdin, as_process=True, shell=False
@@ -296,14 +332,31 @@ class HermeticGit:
 
         Raises:
             GitCommandError: The exit status is not 0.
+            DamagedObjectError: It is not, because of what lies in the repository.
             OSError: The disk is full.
         """
         status, out, err = self.call(*args, stdin=stdin, cwd=cwd, env=env)
         if status:
-            problem = disk_problem(status, err)
-            kind = DamagedObjectError if DAMAGED.search(err) else GitCommandError
-            raise problem or kind(args, status, out, err)
+            raise self.failure(args, status, out, err)
         return out
+
+    def failure(
+        self, args: tuple[str, ...], status: int, out: bytes, err: bytes
+    ) -> Exception:
+        """Return the error for a git process that failed.
+
+        Args:
+            args: The arguments after `git`.
+            status: Its exit status.
+            out: What it wrote to standard output.
+            err: What it wrote to standard error.
+        """
+        problem = disk_problem(status, err)
+        if problem is not None:
+            return problem
+        if DAMAGED.search(err):
+            return DamagedObjectError(args, status, err, self._git_dir)
+        return GitCommandError(args, status, out, err)
 
     def text(
         self, *args: str, stdin: bytes = b"", env: Mapping[str, str] | None = None
@@ -312,26 +365,36 @@ class HermeticGit:
         return self.run(*args, stdin=stdin, env=env).decode("utf-8").rstrip("\n")
 
 
-@cache
 def git_version() -> tuple[int, ...]:
     """Return the version of the git program, like (2, 39, 5).
 
     Raises:
-        UsageError: git is missing or older than 2.39.
+        UsageError: git is missing, does not work, or is older than 2.39.
     """
-    text = HermeticGit().text("version")
-    numbers: list[int] = []
-    for part in text.removeprefix("git version ").split()[0].split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    version = tuple(numbers)
-    if not version:
-        raise InternalError(f"git reports a version that cannot be read: {text!r}")
+    return _version_of(_programs()[1])
+
+
+@cache
+def _version_of(program: str) -> tuple[int, ...]:
+    out, err = HermeticGit()._start(("version",)).communicate()
+    match = re.match(rb"git version (\d{1,9}(?:\.\d{1,9})+)", out)
+    if match is None:
+        raise _bad_git(program, (err or out)[:200].decode("utf-8", "replace"))
+    version = tuple(map(int, match[1].split(b".")))
     if version[:2] < MINIMUM_GIT:
         raise UsageError(
             f"git {'.'.join(map(str, version))} is too old",
             kind="old-git",
             hint="install git 2.39 or later",
+            where={"file": program},
         )
     return version
+
+
+def _bad_git(program: str, said: str) -> UsageError:
+    return UsageError(
+        f"{program} does not tell its version: {' '.join(said.split()) or 'nothing'}",
+        kind="bad-git",
+        hint="put a git that works first on PATH; 2.39 or later is needed",
+        where={"file": program},
+    )

@@ -28,6 +28,7 @@ from stackctl.errors import (
     StackctlError,
 )
 from stackctl.git.command import (
+    DamagedObjectError,
     GitCommandError,
     HermeticGit,
     disk_problem,
@@ -500,7 +501,7 @@ class MergeSpace:
                 "git fetch --unshallow, git fetch --refetch --no-filter",
                 where={**where, "objects": names[:50]},
             )
-        return GitCommandError(("merge-tree",), status, out, err)
+        return self.git.failure(("merge-tree",), status, out, err)
 
     def missing(self, commits: Sequence[str]) -> list[str]:
         """Return the ids of the objects that the trees of some commits lack."""
@@ -655,10 +656,9 @@ class History:
         listed = "\n".join(tips + below).encode()
         try:
             text = git.text("rev-list", "--parents", "--stdin", stdin=listed)
-        except GitCommandError as error:
-            reason = error.stderr.decode("utf-8", "replace").strip()
+        except (DamagedObjectError, GitCommandError) as error:
             raise MissingObjectError(
-                f"the history of the pinned commits is not complete: {reason}",
+                f"the history of the pinned commits is not complete: {error.message}",
                 hint="complete the repository: git fetch --unshallow, git fetch "
                 "--refetch",
             ) from error

@@ -227,6 +227,9 @@ class Pack:
         self._offsets = self._ids + 24 * self.count
         if size < self._offsets + 4 * self.count + 40:
             raise damaged
+        # A flipped id would make its object a missing one, and git does not look.
+        if sha1(memoryview(self._index)[:-20]).digest() != self._index[-20:]:
+            raise damaged
 
     def close(self) -> None:
         """Unmap the files."""

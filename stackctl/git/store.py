@@ -54,7 +54,8 @@ def create_bare(path: Path) -> None:
     """Create an empty bare repository without templates, hooks or configuration.
 
     Written here and not by `git init`, whose result depends on the user's templates and
-    default object format. Safe when several processes do it at once.
+    default object format. Safe when several processes do it at once, and mends the
+    two files of one that is there: damaged or edited, they would be obeyed.
 
     Args:
         path: Folder of the repository.
@@ -68,8 +69,15 @@ def create_bare(path: Path) -> None:
         # HEAD must not name a branch that exists: newer gits read attributes from it.
         ("HEAD", b"ref: refs/heads/none\n"),
     ):
-        if not (path / name).exists():
+        if _content(path / name) != data:
             write_atomic(path / name, data)
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def read_loose(objects: Path, oid: bytes) -> tuple[int, bytes] | None:
@@ -129,8 +137,7 @@ class Store:
     @classmethod
     def create(cls, git_dir: Path) -> "Store":
         """Open a store, creating it where it is missing and tidying what is dead."""
-        if not (git_dir / "HEAD").exists():
-            create_bare(git_dir)
+        create_bare(git_dir)
         remove_remains(git_dir / "objects" / "pack")
         return cls(git_dir)
 

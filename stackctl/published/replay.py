@@ -15,7 +15,7 @@ from typing import Literal
 
 from stackctl.errors import ConflictError, InputError, PinError, StackctlError
 from stackctl.fsutil import read_regular
-from stackctl.git.command import GitCommandError
+from stackctl.git.command import DamagedObjectError, GitCommandError
 from stackctl.git.merge import (
     Conflict,
     History,
@@ -715,7 +715,7 @@ class _Replayer:
 
     def patch_error(self, replay: Replay, error: StackctlError) -> StackctlError:
         """Return why a flat patch cannot be made: mostly, blobs are missing."""
-        if not isinstance(error, GitCommandError):
+        if not isinstance(error, (DamagedObjectError, GitCommandError)):
             error.where.setdefault("file", str(replay.lock.file))
             return error
         tips = [replay.lock.base_commit or "", replay.steps[-1].commit or ""]

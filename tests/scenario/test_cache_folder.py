@@ -2,13 +2,15 @@
 """Caches at odd places and with damaged content change no answer."""
 
 import os
+import random
+import shutil
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support import Project, run, three_sets
+from support import Project, git, run, three_sets
 
 from stackctl.cache import Cache
 from stackctl.gates.arms import ComposedTrees
@@ -76,6 +78,70 @@ def test_damaged_facts_of_steps_are_derived_again(tmp_path: Path) -> None:
     second = run("compose", "--json", "-C", project.folder, env=env)
     assert second.code == 0, second.err
     assert second.json["composition"] == first.json["composition"]
+
+
+def damage(rng: random.Random, path: Path) -> None:
+    """Do to a file what bad disks and half copies do."""
+    data = bytearray(path.read_bytes())
+    path.chmod(0o600)
+    kind = rng.choice(("bit", "bit", "zeros", "cut", "empty", "gone"))
+    if kind == "bit":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == "zeros":
+        at = rng.randrange(len(data))
+        data[at : at + 16] = bytes(len(data[at : at + 16]))
+    elif kind in ("cut", "empty"):
+        del data[rng.randrange(len(data)) if kind == "cut" else 0 :]
+    path.write_bytes(data)
+    if kind == "gone":
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["compose", "compose --out out", "compose --into into --ref refs/heads/x", "lock",
+     "diff alpha", "show alpha"],
+)  # fmt: skip
+def test_a_damaged_cache_gives_the_right_answer_or_says_so(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project = three_sets(tmp_path / "project")
+    good, bad, into = (tmp_path / name for name in ("good", "bad", "into"))
+    monkeypatch.setenv("STACKCTL_CACHE_DIR", str(good))
+    where = ("--json", "-C", project.folder)
+    assert run("lock", *where).code == 0
+    lock = (project.folder / "series.lock").read_bytes()
+    git("init", "-q", "--bare", str(into))
+    expected = run(*command.split(), *where).json
+    rng = random.Random(command)
+    files = [path for path in sorted(good.rglob("*")) if path.is_file()]
+    files = [
+        path for path in files if path.stat().st_size and "locks" not in path.parts
+    ]
+    monkeypatch.setenv("STACKCTL_CACHE_DIR", str(bad))
+    codes = set()
+    for path in files:
+        for folder in (bad, into, tmp_path / "out"):
+            shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(good, bad)
+        git("init", "-q", "--bare", str(into))
+        damage(rng, bad / path.relative_to(good))
+        done = run(*command.split(), *where)
+        codes.add(done.code)
+        assert (project.folder / "series.lock").read_bytes() == lock
+        if done.code:
+            assert done.code == 4, (path, done)
+            assert "cache clean" in done.json["error"]["hint"]
+            assert not (tmp_path / "out").exists()
+        else:
+            answer = done.json
+            for document in (answer, expected):
+                document.pop("ns", None)
+                for step in document.get("steps", ()):
+                    step.pop("how", None)
+            assert answer == expected, path
+    assert 0 in codes
 
 
 def test_trees_of_gates_are_told_and_cleaned_unless_a_run_uses_them(

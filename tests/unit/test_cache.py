@@ -109,6 +109,23 @@ def test_damaged_facts_are_derived_again(cache: Cache, damage: str) -> None:
     assert Cache(cache.folder).get("a", [b"1"]) == {b"1": b"new"}
 
 
+def test_a_flipped_bit_makes_a_fact_unknown_and_not_another(cache: Cache) -> None:
+    value = b'{"tree":"4b825dc6"}'
+    cache.put("a", {b"key": value})
+    path = cache.folder / "facts.sqlite3"
+    good = path.read_bytes()
+    start = good.index(value)
+    for at in range(start - 4, start + len(value) + 4):
+        for bit in range(8):
+            data = bytearray(good)
+            data[at] ^= 1 << bit
+            path.write_bytes(data)
+            # Where a row looks damaged, the whole file may have been dropped.
+            assert Cache(cache.folder).get("a", [b"key"]) in ({}, {b"key": value})
+    path.write_bytes(good)
+    assert Cache(cache.folder).get("a", [b"key"]) == {b"key": value}
+
+
 def test_a_journal_does_not_survive_its_damaged_file(cache: Cache) -> None:
     cache.folder.mkdir(exist_ok=True)
     (cache.folder / "facts.sqlite3").write_bytes(b"no database at all" * 100)

@@ -217,12 +217,8 @@ def test_an_unexpected_error_is_70(
 
 
 def spawn(project: Path, *args: str, **settings: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        program(*args),
-        cwd=project,
-        stderr=subprocess.PIPE,
-        **settings,  # type: ignore
-    )
+    settings = {"stderr": subprocess.PIPE, **settings}
+    return subprocess.Popen(program(*args), cwd=project, **settings)  # type: ignore
 
 
 def test_a_reader_that_goes_away_is_no_error(project: Project) -> None:
@@ -244,8 +240,32 @@ def test_a_full_device_is_noticed(project: Project) -> None:
                             env=program_environment())  # fmt: skip
             _, err = process.communicate()
         assert process.returncode == ExitCode.BAD_INPUT
+        assert b"standard output cannot be written" in err
         assert b"Traceback" not in err
         assert b"Exception ignored" not in err
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+@pytest.mark.parametrize("both", [False, True])
+def test_the_exit_code_does_not_depend_on_room_for_words(
+    project: Project, more: tuple[str, ...], both: bool
+) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = spawn(project.folder, "show", "nobody", *more, stderr=full,
+                        stdout=full if both else subprocess.PIPE,
+                        env=program_environment())  # fmt: skip
+        out, _ = process.communicate()
+    assert process.returncode == ExitCode.USAGE
+    assert bool(out) == (bool(more) and not both)
+
+
+def test_a_working_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *program("compose")],
+        cwd=tmp_path, env=program_environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.USAGE
+    assert "is gone" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_closed_streams_are_no_crash(project: Project) -> None:
