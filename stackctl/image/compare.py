@@ -128,7 +128,7 @@ class _Judge:
         self._policy = policy
         self._package = result.root.kind == PACKAGE
         self._allow = [(rule, glob(rule.path).fullmatch) for rule in policy.allow]
-        self._base = b"/" + result.real_path + b"/"
+        self._base = b"/" + result.real_path + (b"/" if result.real_path else b"")
         tree = result.root.tree.strip("/")
         self._prefix = b"" if tree in ("", ".") else os.fsencode(tree) + b"/"
 
@@ -279,7 +279,8 @@ class _Judge:
         if node.kind != "f":
             what = "a symlink" if node.kind == "l" else "a special file"
             return "extra", f"{what} that nothing tracks"
-        wheel = self._policy.wheel
+        # What was built in a checkout is for `allow`: an installer puts nothing there.
+        wheel = self._policy.wheel if self._package else None
         if wheel is not None and name in wheel:
             if wheel[name].oid == node.oid:
                 if self._was_removed(name):

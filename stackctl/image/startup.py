@@ -304,9 +304,10 @@ class Startup:
     def warnings(self) -> Iterator[Warn]:
         """Yield everything there is to say."""
         yield from self._config()
-        yield from self._customize()
-        extra_paths: list[bytes] = []
-        yield from self._pth(extra_paths)
+        extra_paths = list(self._python_path())
+        pth = list(self._pth(extra_paths))
+        yield from self._customize(extra_paths)
+        yield from pth
         yield from self._copies(extra_paths)
         yield from self._editable()
 
@@ -388,9 +389,20 @@ class Startup:
                         return True
         return False
 
-    def _customize(self) -> Iterator[Warn]:
+    def _python_path(self) -> Iterator[bytes]:
+        """Yield the folders of `PYTHONPATH`."""
+        working = documents.as_text(self._run.get("WorkingDir"), "config WorkingDir")
+        for item in documents.as_list(self._run.get("Env"), "config Env"):
+            variable, _, value = str(item).partition("=")
+            if variable == "PYTHONPATH" and value:
+                for part in value.split(":"):
+                    place = part if part.startswith("/") else f"{working}/{part}"
+                    yield place.encode()
+
+    def _customize(self, extra_paths: Iterable[bytes]) -> Iterator[Warn]:
         found = []
-        for path, node in [*self._packages.items(), *self._libraries.items()]:
+        places = {**self._packages, **self._libraries, **self._folders(extra_paths)}
+        for path, node in places.items():
             for name, child in (node.children or {}).items():
                 stem = name.partition(b".")[0]
                 if stem in _CUSTOMIZE and (child.kind != "d" or _has_init(child)):
@@ -448,21 +460,11 @@ class Startup:
         places = dict(self._packages)
         places.update(self._libraries)
         working = documents.as_text(self._run.get("WorkingDir"), "config WorkingDir")
-        for item in documents.as_list(self._run.get("Env"), "config Env"):
-            variable, _, value = str(item).partition("=")
-            if variable == "PYTHONPATH" and value:
-                extra_paths += [
-                    (part if part.startswith("/") else f"{working}/{part}").encode()
-                    for part in value.split(":")
-                ]
         if working or self._has_config:
             # `python -m` looks here first; without a working folder it is the root.
             extra_paths.append(working.encode() or b"/")
         extra_paths += self._script_folders()
-        for extra in extra_paths:
-            found = self._view.lookup(extra)
-            if found.node is not None and found.node.kind == "d":
-                places[found.path] = found.node
+        places.update(self._folders(extra_paths))
         copies = list(self._zips())
         distributions: dict[bytes, list[bytes]] = {}
         for place, node in places.items():
@@ -489,6 +491,15 @@ class Startup:
                     "the package is installed more than once",
                     self._quiet(paths),
                 )
+
+    def _folders(self, paths: Iterable[bytes]) -> dict[bytes, Node]:
+        """Return those of some paths that are folders, by where they really are."""
+        found = map(self._view.lookup, paths)
+        return {
+            at.path: at.node
+            for at in found
+            if at.node is not None and at.node.kind == "d"
+        }
 
     def _script_folders(self) -> Iterator[bytes]:
         """Yield where the commands of a root's environment are.
@@ -521,7 +532,7 @@ class Startup:
 
     def _is_compared(self, path: bytes) -> bool:
         for comparison in self._comparisons:
-            if path == comparison.real_path and comparison.root.kind == PACKAGE:
+            if comparison.root.kind == PACKAGE and path == _package_of(comparison):
                 return True
             if comparison.root.kind != PACKAGE and below(path, comparison.real_path):
                 return True
@@ -636,6 +647,17 @@ def _pth_lines(data: bytes) -> Iterator[bytes]:
     text = data.decode("utf-8", "surrogateescape").replace("\udc85", "\n")
     for line in text.splitlines():
         yield line.encode("utf-8", "surrogateescape")
+
+
+def _package_of(comparison: Comparison) -> bytes:
+    """Return where the package is of which a root holds a part, or all."""
+    path = comparison.real_path
+    for part in reversed(os.fsencode(comparison.root.tree).split(b"/")[1:]):
+        folder, _, name = path.rpartition(b"/")
+        if name != part:
+            break
+        path = folder
+    return path
 
 
 def below(path: bytes, folder: bytes) -> bool:

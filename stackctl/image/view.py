@@ -283,10 +283,11 @@ class Applier:
             ImageFormatError: No runtime can apply it; nothing may be added after that.
         """
         if entry.type == "g":
-            if entry.name and self.view.lookup(entry.name, follow=False).node:
+            found = self.view.lookup(entry.name, follow=False)
+            if entry.name and found.node:
                 self._doubt(
                     "global-header-name",
-                    [entry.name],
+                    [found.path],
                     "a global header named like a file removes it in Docker and podman",
                     "containerd leaves the file alone",
                 )
@@ -365,6 +366,8 @@ class Applier:
         entry: LayerEntry,
     ) -> None:
         assert parent.children is not None
+        if path in self._folders:
+            self.view.duplicates.append(path)
         self._folders.add(path)
         self._touch_folder(path)
         if existing is not None and existing.kind == "d":
@@ -460,9 +463,12 @@ class Applier:
             node = child
             at = here
         if foreign:
+            # What is in doubt is what a whiteout removes, not its own name.
+            base = entry.name.rpartition(b"/")[2]
+            gone = b"" if base == _OPAQUE else base.removeprefix(_WHITEOUT)
             self._doubt(
                 "parent-symlink",
-                [*foreign, at + b"/" + entry.name.rpartition(b"/")[2]],
+                [*foreign, (at + b"/" + gone).strip(b"/")],
                 "a new folder takes the place of the lower layer's symlink",
                 "the lower layer's symlink is followed",
             )

@@ -25,6 +25,7 @@ from images import (
     header,
     layout_files,
     padded,
+    pax_records,
     sha256,
     tree_layer,
     write_files,
@@ -385,6 +386,41 @@ def test_link_that_goes_up_from_a_file(tmp_path: Path) -> None:
 def test_link_to_nothing_at_all(tmp_path: Path) -> None:
     report = over(tmp_path, Tar().symlink("opt/x", ""))
     assert report.verdict == "unverifiable"
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "gone"),
+    [
+        ("lib", "usr/lib", "lib/.wh.python3.11"),
+        ("lib", "/usr/lib", "lib/.wh..wh..opq"),
+        ("opt/top", "/", "opt/top/.wh.usr"),
+        ("opt/up", "..", "opt/up/.wh.usr"),
+    ],
+)
+def test_folder_above_a_root_that_is_removed_through_a_link(
+    tmp_path: Path, link: str, target: str, gone: str
+) -> None:
+    """What is put back hides what only some runtimes have removed."""
+    below = (Tar().file(f"{SITE}/demo/evil.py", EVIL), Tar().symlink(link, target))
+    report = over(tmp_path, *below, Tar().file(gone), BASE)
+    assert (report.verdict, report.reason["code"]) == (
+        "unverifiable",
+        "ambiguous-parent-symlink",
+    )
+    elsewhere = gone.replace("python3.11", "other").replace("usr", "other")
+    if "opq" not in elsewhere:
+        good = Tar().symlink(link, target)
+        report = over(tmp_path / "2", good, Tar().file(elsewhere), BASE)
+        assert report.verdict == "match"
+        assert codes(report) == {"ambiguous-outside-root"}
+
+
+def test_global_header_named_like_a_folder_behind_a_link(tmp_path: Path) -> None:
+    body = pax_records([(b"comment", b"x")])
+    block = header(b"lib/python3.11", b"g", size=len(body)) + padded(body)
+    layer = Tar().symlink("lib", "usr/lib").raw(block)
+    report = over(tmp_path, layer)
+    assert report.reason["code"] == "ambiguous-global-header-name"
 
 
 # What a config and a checkout may have

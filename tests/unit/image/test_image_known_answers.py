@@ -71,7 +71,8 @@ class Case:
         verdict: The right one.
         layers: From the lowest.
         codes: Warnings that there must be, and no others.
-        root: Path of the package in the image; `.` for the checkout in /opt/demo.
+        root: Path of the package in the image; `.` for the checkout in /opt/demo,
+            `./` for one at the top.
         wheel: Whether the wheel is pinned.
         more: Tracked files beside the demo's.
     """
@@ -274,6 +275,13 @@ CASES = {
     ),
     "notes in a checkout": checkout("mismatch", Tar().file("opt/demo/notes.txt", "x")),
     "an empty folder in a checkout": checkout("match", Tar().folder("opt/demo/empty")),
+    "a checkout at the top": Case("match", (tree_layer(DEMO.files, ""),), root="./"),
+    "notes beside a checkout at the top": Case(
+        "mismatch", (tree_layer({**DEMO.files, "etc/x": "x"}, ""),), root="./"
+    ),
+    "a library of the wheel in a checkout": checkout(
+        "mismatch", Tar().file("opt/demo/demo/_C.abi3.so", LIBRARY), wheel=True
+    ),
     "a pipe in a checkout": checkout(
         "mismatch", Tar().raw(header(b"opt/demo/f", b"6"))
     ),
@@ -319,9 +327,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(folder: Path, reference: str, case: Case, wheel: Path | None = None) -> Report:
     tree = Demo({**DEMO.files, **case.more}).write(folder / "expected")
+    checkouts = {".": "/opt/demo", "./": "/"}
     root = (
-        Root(".", "/opt/demo", CHECKOUT)
-        if case.root == "."
+        Root(".", checkouts[case.root], CHECKOUT)
+        if case.root in checkouts
         else Root("demo", case.root, PACKAGE)
     )
     return verify(

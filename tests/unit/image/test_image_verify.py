@@ -518,6 +518,16 @@ def test_duplicates_are_a_warning(shop: Shop) -> None:
     assert shop.over(Tar().file(path, data).file(path, "x")).verdict == "mismatch"
 
 
+def test_folders_that_stand_twice_are_a_warning(shop: Shop) -> None:
+    """Docker and podman refuse such a layer; others take it."""
+    folder = f"{SITE}/demo/sub"
+    report = shop.over(Tar().folder(folder).folder(folder, mode=0o700))
+    assert outcome(report) == ("match", 0)
+    assert codes(report) == {"duplicate-entry"}
+    implied = Tar().file(f"{folder}/deep.py", shop.demo.files["demo/sub/deep.py"])
+    assert codes(shop.over(implied.folder(folder))) == set()
+
+
 # Digests, documents, formats
 
 
@@ -1060,7 +1070,37 @@ def test_commands_and_folders_of_the_same_name_are_no_copy(shop: Shop) -> None:
     assert codes(shop.over(at_root, run={"WorkingDir": "/srv"})) == set()
 
 
+def test_customize_module_where_python_looks_for_it(shop: Shop) -> None:
+    layer = Tar().file("opt/p/sitecustomize.py", "x")
+    assert codes(shop.over(layer)) == set()
+    report = shop.over(layer, run={"Env": ["PYTHONPATH=/usr:p"], "WorkingDir": "/opt"})
+    assert codes(report) == {"pythonpath", "sitecustomize"}
+    report = shop.over(layer.file(f"{SITE}/p.pth", "/opt/p\n"))
+    assert codes(report) == {"pth-file", "sitecustomize"}
+
+
+def test_package_of_which_only_a_part_is_compared_is_no_copy(shop: Shop) -> None:
+    part = (Root("demo/sub", f"{PACKAGE_ROOT}/sub", PACKAGE),)
+    assert codes(shop.over(roots=part)) == set()
+    moved = tree_layer({"demo/sub/__init__.py": b"", "demo/sub/deep.py": "x"}, "opt/q")
+    report = shop.over(
+        moved,
+        roots=(Root("demo/sub", "/opt/q/demo/sub", PACKAGE),),
+    )
+    assert codes(report) == {"second-copy"}
+
+
 # Requests
+
+
+def test_allow_in_a_checkout_at_the_top(shop: Shop) -> None:
+    layer = tree_layer({**shop.demo.files, "etc/passwd": "x"}, "")
+    top = (Root(".", "/", CHECKOUT),)
+    report = shop.ask(layer, roots=top)
+    assert report.document()["details"][0]["image_path"] == "/etc/passwd"  # type: ignore[index]
+    for glob in ("/etc/**", "etc/*"):
+        allowed = shop.ask(layer, roots=top, allow=(Allow(glob),))
+        assert outcome(allowed) == ("match", 0)
 
 
 def test_diff(shop: Shop) -> None:
