@@ -195,9 +195,14 @@ def _seconds(value: float | None) -> str:
 def _receipt(facts: "Mapping[str, Any]") -> str:
     """Say of when and where a receipt is, and who vouches for it."""
     from stackctl.gates.receipt.words import when
+    from stackctl.gates.rule.words import counted
 
     told = f"{when(facts['started'])}, {facts['hardware']}, {facts['signature']}"
-    return f"{told}, one of {facts['of']} that count" if facts["of"] > 1 else told
+    if facts["of"] > 1:
+        told += f", one of {facts['of']} that count"
+    if facts["unread"]:
+        told += f", beside {counted(facts['unread'], 'damaged file')}"
+    return told
 
 
 def _forecast(rows: list[dict[str, Any]]) -> list[str]:

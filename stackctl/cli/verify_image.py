@@ -256,7 +256,18 @@ def register(app: typer.Typer) -> None:
                 hint="name it, as in oci:DIR, or list it as [[image]] in series.toml",
             )
         outcomes = [
-            _outcome(_verify(session, i.ref, i, expected, options, candidates), i.ref)
+            _outcome(
+                _verify(
+                    session,
+                    i.ref,
+                    i,
+                    expected,
+                    options,
+                    candidates,
+                    folder=session.project,
+                ),
+                i.ref,
+            )
             for i in images
         ]
         if len(outcomes) == 1:
@@ -386,6 +397,8 @@ def _verify(
     expected: "Callable[[], list[ExpectedTree]]",
     options: _Options,
     candidates: "Candidates | None",
+    *,
+    folder: Path | None = None,
 ) -> "Report":
     from stackctl.image.platform import parse_platform
     from stackctl.image.roots import Root
@@ -427,6 +440,7 @@ def _verify(
         limits=options.limits,
         transport=options.transport,
         offline=session.offline,
+        folder=folder,
     )
     # A large image is a million records without a cycle: to look for cycles among them
     # finds nothing and takes a tenth of the time.

@@ -6,6 +6,7 @@ run was decided in it. One of a run that may not be used, or that measured nothi
 answers no question.
 """
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,11 +35,14 @@ class Answers:
         project: Folder that paths are relative to.
         judged: By gate, the receipt that answers it first.
         unjudged: By gate, why its receipts cannot be judged here.
+        unread: By gate, how many files of its folder are no receipts any more: one may
+            have said no.
     """
 
     project: Path
     judged: Mapping[str, Sequence[Judged]] = field(default_factory=dict)
     unjudged: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, int] = field(default_factory=dict)
 
     def answer(self, gate: str) -> Judged | None:
         """Return the receipt that answers a gate, None where none does."""
@@ -72,7 +76,8 @@ class Answers:
         """Return which receipt it is, and of when and where, as JSON.
 
         `of` is how many receipts count and came to an answer: a gate that was run
-        again and again until one qualified shows it.
+        again and again until one qualified shows it. `unread` is how many files beside
+        it were receipts and cannot be read as such: `receipt verify` says why.
         """
         receipt = judged.receipt
         return {
@@ -86,6 +91,7 @@ class Answers:
                 each.counts and each.verdict in DECIDED
                 for each in self.judged.get(receipt.gate, ())
             ),
+            "unread": self.unread.get(receipt.gate, 0),
         }
 
     def place(self, judged: Judged) -> str:
@@ -152,4 +158,5 @@ def look(
             if error.kind != "package-missing":
                 raise
             unjudged[gate] = error.message
-    return Answers(root, judged, unjudged)
+    bad = [each.path.parent.name for each in shelf.found if each.receipt is None]
+    return Answers(root, judged, unjudged, Counter(bad))

@@ -405,7 +405,8 @@ def _holds(gate: str, document: Mapping[str, Any], answers: Answers) -> bool:
         if answers.place(each) == document["receipt"]:
             # A receipt that rejects outvotes the run's own word, see `_ran`.
             said = {each.verdict, "rejected", "invalid"}
-            return document.get("verdict") in said and not follows(each.receipt)
+            kept = document.get("verdict") in said and each.fresh
+            return kept and not follows(each.receipt)
     return False
 
 

@@ -340,10 +340,12 @@ class Engine:
         arms = self.resolve(gate, gate.arms)
         with self.lock:
             self.executor.prepare(arms)
+            base = self.trees.base["tree"]  # made here, though no arm may stand on it
             if gate.tests is not None and gate.tests.of is not None:
                 self.trees.tests_of(gate.tests.of)
         bound = {
             "gate": gate.sha256,
+            "base": base,
             "arms": {name: arm.document() for name, arm in arms.items()},
             "files": {item["path"]: item["sha256"] for item in self.files(gate)},
             **self.executor.identity(gate),

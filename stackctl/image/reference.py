@@ -61,8 +61,12 @@ class RegistryReference:
         return f"{text}@{self.digest}" if self.digest else f"{text}:{self.tag}"
 
 
-def parse_reference(text: str) -> Reference:
+def parse_reference(text: str, folder: Path | None = None) -> Reference:
     """Return what a reference names.
+
+    Args:
+        text: The reference.
+        folder: Where a relative path is looked for; None for the working folder.
 
     Raises:
         UsageError: It names a transport that does not exist, or nothing.
@@ -83,7 +87,9 @@ def parse_reference(text: str) -> Reference:
             )
         return Reference(transport, rest[2:])
     tag = ""
-    if transport in _WITH_TAG and ":" in rest and not Path(rest).exists():
+    if transport == "docker-daemon":
+        folder = None
+    if transport in _WITH_TAG and ":" in rest and not _placed(rest, folder).exists():
         rest, _, tag = rest.partition(":")
     if not rest:
         raise UsageError(
@@ -91,7 +97,11 @@ def parse_reference(text: str) -> Reference:
             hint="give a path or a name",
             where={"ref": text},
         )
-    return Reference(transport, rest, tag)
+    return Reference(transport, str(_placed(rest, folder)) if folder else rest, tag)
+
+
+def _placed(path: str, folder: Path | None) -> Path:
+    return Path(path) if folder is None else folder / path
 
 
 def parse_registry(text: str) -> RegistryReference:

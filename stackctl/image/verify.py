@@ -90,6 +90,8 @@ class Request:
         jobs: Layers read at a time; 0 takes what the cores allow.
         environ: The process environment, for credentials and sockets.
         offline: Never use the network.
+        folder: Where a relative path in `reference` is looked for; None for the
+            working folder.
     """
 
     reference: str
@@ -106,6 +108,7 @@ class Request:
     jobs: int = 0
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     offline: bool = False
+    folder: Path | None = None
 
 
 @dataclass(slots=True)
@@ -138,7 +141,7 @@ def verify(
         StackctlError: Whatever the function of `request.expected` raises.
     """
     started = time.perf_counter_ns()
-    reference = parse_reference(request.reference)
+    reference = parse_reference(request.reference, request.folder)
     _check_request(request, reference)
     report = Report(UNVERIFIABLE, {}, ExitCode.BAD_INPUT)
     try:

@@ -14,8 +14,9 @@ from stackctl.gates.receipt.current import Judged, judge_all, shortened
 from stackctl.gates.receipt.model import FOLDER as RECEIPTS
 from stackctl.gates.receipt.model import BoundFile, Receipt
 from stackctl.gates.receipt.signature import KEYS, TRUSTED_ROOT, signature_files
-from stackctl.gates.receipt.stale import ProjectState
+from stackctl.gates.receipt.stale import SAME, ProjectState
 from stackctl.gates.receipt.store import Found, find
+from stackctl.gates.rule.words import counted
 from stackctl.model.ids import Sha256
 from stackctl.model.series import Series
 from stackctl.progress import SILENT, Progress
@@ -132,6 +133,8 @@ def _gate_state(
     signature = str(first.check.signature)
     fresh = sum(each.counts for each in judged)
     newest = f" (the newest of {fresh} fresh receipts)" if fresh > 1 else ""
+    if bad:
+        newest += f" (beside {counted(len(bad), 'damaged file')})"
     return GateState(
         gate,
         sets,
@@ -198,6 +201,13 @@ class _Released(ProjectState):
         if file.path.startswith("stackctl/"):
             return file.sha256
         return super().sha256(file)
+
+    def images(self, gate: Gate) -> list[tuple[str, str | None]]:
+        """Return the images of a gate as those that its receipt is about.
+
+        The tag names them by digest; where they lay when it was cut says nothing here.
+        """
+        return [(ref, SAME) for ref, _ in self.named_images(gate)]
 
     def bound(self, gate: Gate) -> Mapping[str, tuple[str, str]]:
         """Return nothing: another version may have bound other files."""

@@ -2,6 +2,7 @@
 """Do the images of a series contain the composition?"""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from stackctl.cache import Cache
 from stackctl.errors import StackctlError
@@ -40,6 +41,7 @@ def image_states(
     cache: Cache,
     *,
     transport: Transport,
+    folder: Path | None = None,
     offline: bool = False,
     progress: Progress = SILENT,
 ) -> list[ImageState]:
@@ -50,6 +52,7 @@ def image_states(
         content: What was composed; its trees are in the cache's store.
         cache: Store and downloads.
         transport: How to talk to registries.
+        folder: Where images at relative paths are; None for the working folder.
         offline: Never use the network.
         progress: Told what is being done.
     """
@@ -59,7 +62,7 @@ def image_states(
         cache.store, content.tree, "the composition", content.base.tree
     )
     return [
-        _state(series, image, expected, cache, transport, offline, progress)
+        _state(series, image, expected, cache, transport, folder, offline, progress)
         for image in series.images
     ]
 
@@ -70,6 +73,7 @@ def _state(
     expected: ExpectedTree,
     cache: Cache,
     transport: Transport,
+    folder: Path | None,
     offline: bool,
     progress: Progress,
 ) -> ImageState:
@@ -90,6 +94,7 @@ def _state(
                 platform=parse_platform(image.platform) if image.platform else None,
                 transport=transport,
                 offline=offline,
+                folder=folder,
             ),
             None,
             progress,

@@ -160,6 +160,7 @@ class Part:
                 self.content,
                 self.cache,
                 transport=self.transport,
+                folder=self.series.root,
                 offline=self.offline,
                 progress=self.progress,
             )

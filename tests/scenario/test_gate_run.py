@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -642,6 +643,17 @@ def test_the_receipt_of_an_image_names_its_digest(tmp_path, of):
     assert {"name": "image", "digest": {"sha256": digest}} in held["subject"]
     fresh = run("receipt", "stale", "--json", cwd=project.folder)
     assert fresh.code == 0, fresh.out
+    # What lies there now counts, not what lay there: the name stays.
+    layout, moved = tmp_path / "image", tmp_path / "moved"
+    layout.rename(moved)
+    unknown = run("receipt", "stale", "--json", cwd=project.folder)
+    assert unknown.code == 1 and "whether it is still the same" in unknown.out
+    write_layout(layout, build_image([layer.getvalue()], run={"User": "other"}))
+    other = run("receipt", "stale", "--json", cwd=project.folder)
+    assert other.code == 1 and f'was \\"{image.manifest}' in other.out, other.out
+    shutil.rmtree(layout)
+    moved.rename(layout)
+    assert run("receipt", "stale", cwd=project.folder).code == 0
     # Another image of the series: it matters where that is what was verified.
     series = project.folder / "series.toml"
     text = series.read_text()

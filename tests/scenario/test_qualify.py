@@ -2,13 +2,14 @@
 """A team qualifies its series: one table, one verdict, and no work done twice."""
 
 import hashlib
+import json
 import os
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from gating import add_gate, gate_project, processes_of, read_json
+from gating import add_gate, arms, gate_project, processes_of, read_json
 from support import Project, program, program_environment, run
 
 
@@ -432,3 +433,56 @@ def test_a_gate_that_was_run_again_and_again_shows_it(brought, machine):
     (row,) = qualify(brought).json["gates"]
     assert (row["source"], row["answered_by"]["of"]) == ("receipt", 2)
     assert "one of 2 that count" in run("qualify", cwd=brought.folder).out
+
+
+def test_damaged_files_beside_a_receipt_are_told(brought, machine):
+    assert "damaged" not in run("qualify", cwd=brought.folder).out
+    answer(brought, "no")
+    qualify(brought, "--run-all", env=machine)
+    answer(brought, "yes")
+    said = {
+        read_json(path)["predicate"]["decision"]["verdict"]
+        for path in receipts(brought)
+    }
+    assert said == {"qualified", "rejected"}
+    for path in receipts(brought):
+        if b'"equal":false' in path.read_bytes():
+            path.write_bytes(path.read_bytes() + b"\n")
+    done = qualify(brought)
+    assert done.json["gates"][0]["answered_by"]["unread"] == 1
+    assert "beside 1 damaged file" in run("qualify", cwd=brought.folder).out
+
+
+def test_a_journal_that_names_a_stale_receipt_is_not_believed(project, tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    first = add_gate(project, "first", "say(cases(True))")
+    old = run("gate", "run", "first", "--json", cwd=project.folder).json["receipt"]
+    first.write_text(first.read_text().replace("cases(True)", "cases(False)"))
+    script = WAITS.format(folder=str(folder), name="second")
+    add_gate(project, "second", script, "units = 2\n")
+    ask(project, alpha='{ required = ["first", "second"] }')
+    child = started(project, folder)
+    child.kill()
+    child.wait()
+    (folder / "go").touch()
+    journal = project.folder / ".stackctl/gates/qualify.json"
+    kept = json.loads(journal.read_text())
+    said = kept["first"]["document"]
+    assert said["verdict"] == "rejected"
+    (project.folder / said["receipt"]).unlink()
+    said.update(verdict="qualified", receipt=old)
+    journal.write_text(json.dumps(kept))
+    done = qualify(project)
+    assert (done.code, done.json["verdict"]) == (1, "rejected")
+    assert [entry["source"] for entry in done.json["gates"]] == ["ran", "ran"]
+
+
+def test_a_gate_of_named_trees_alone_is_run_beside_its_receipts(project):
+    tree = run("compose", "--json", cwd=project.folder).json["tree"]
+    script = add_gate(project, "named", "say(cases(True))", arms(on=f"tree:{tree}"))
+    ask(project, alpha='{ required = ["named"] }')
+    assert qualify(project).code == 0
+    script.write_text(script.read_text() + "# changed\n")
+    done = qualify(project)
+    assert (done.code, done.json["gates"][0]["source"]) == (0, "ran"), done.json

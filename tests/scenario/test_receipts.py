@@ -176,6 +176,9 @@ def forged(project: Path, change: Callable[[dict[str, Any]], object]) -> None:
         for subject in statement["subject"]
         if not subject["name"].startswith("arm:") or arms[subject["name"][4:]]["tree"]
     ]
+    for subject in statement["subject"]:
+        if subject["name"].startswith("arm:"):
+            subject["digest"]["gitTree"] = arms[subject["name"][4:]]["tree"]
     path.unlink()
     data = canonical_json(statement) + b"\n"
     path.with_name(f"{sha256(data).hexdigest()}.json").write_bytes(data)
@@ -266,6 +269,32 @@ def test_an_arm_that_is_none_is_an_answer_about_its_receipt(
 ) -> None:
     forged(project, lambda p: p["bound"]["arms"]["on"].update(definition=definition))
     assert len(changed(project)) == 2  # and the others are still answered for
+
+
+def test_a_tree_that_its_arm_cannot_have_is_told(project: Path) -> None:
+    (path,) = (project / "receipts" / "texts").glob("*.json")
+    bound = json.loads(path.read_bytes())["predicate"]["bound"]
+    on, base = bound["arms"]["on"], bound["base"]["tree"]
+    gate = project / "ci" / "gates" / "texts.toml"
+    edit(gate, f'"{on["definition"]}"', f'"tree:{on["tree"]}"')
+
+    def change(definition: str, **arm: Any) -> Callable[[dict[str, Any]], object]:
+        def apply(predicate: dict[str, Any]) -> None:
+            arms = predicate["bound"]["arms"]
+            arms["on"].update(definition=definition, **arm)
+            rebind(gate)(predicate)
+
+        return apply
+
+    forged(project, change(f"tree:{on['tree']}"))
+    assert changed(project) == []
+    forged(project, change(f"tree:{on['tree']}", tree=base))
+    (found,) = changed(project)
+    assert found.endswith(f"the tree was {base[:12]}, is {on['tree'][:12]} now")
+    edit(gate, f'"tree:{on["tree"]}"', '"external"')
+    forged(project, change("external"))
+    (found,) = changed(project)
+    assert found == "arm on (external): the receipt names a tree, and it has none"
 
 
 def test_a_switch_whose_value_was_removed_is_told_where_the_gate_has_none(

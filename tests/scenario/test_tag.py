@@ -373,6 +373,30 @@ def test_every_image_of_the_series_must_hold_the_composition(
     assert wrong(verify(into, "--images", code=1)).keys() == {"images"}
 
 
+def test_the_images_of_a_series_lie_beside_it(
+    project: Path, into: Path, tmp_path: Path
+) -> None:
+    root = project / "root"
+    (root / "opt").mkdir(parents=True)
+    run("compose", "-C", project, "--out", root / "opt/fork")
+    series = project / "series.toml"
+    series.write_text(
+        series.read_text()
+        + '\n[[image]]\nref = "rootfs:root"\n'
+        + 'roots = [{ tree = ".", path = "/opt/fork", kind = "checkout" }]\n'
+    )
+    # Wherever one stands, and whatever lies there under the same name.
+    (tmp_path / "elsewhere/root").mkdir(parents=True)
+    for folder in (project, tmp_path / "elsewhere"):
+        options = ("-C", project, "--into", into, "--dry-run")
+        done = run("tag", "cut", TAG, *options, cwd=folder)
+        assert done.code == 0, done.out
+        assert run("verify-image", "-C", project, cwd=folder).code == 0
+    (root / "opt/fork/README.md").write_bytes(b"changed\n")
+    cut(project, into, code=1)
+    assert run("verify-image", "-C", project, cwd=tmp_path).code == 1
+
+
 # --- tampering ----------------------------------------------------------------------
 
 

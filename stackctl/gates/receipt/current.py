@@ -17,7 +17,7 @@ from stackctl.errors import StackctlError
 from stackctl.gates.receipt.model import Receipt, Verdict
 from stackctl.gates.receipt.stale import ProjectState, stale
 from stackctl.gates.receipt.store import Shelf
-from stackctl.gates.receipt.verify import Check, check
+from stackctl.gates.receipt.verify import Check, ahead, check
 from stackctl.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -154,5 +154,6 @@ def ordered(judged: Sequence[Judged]) -> list[Judged]:
             each.changes is None,
             not each.fresh,
             _RANK[each.verdict] if each.counts else 0,
+            ahead(each.receipt),  # a date to come would stay the newest
         ),
     )

@@ -36,6 +36,9 @@ MAX_FILE: Final = 256 * 1024 * 1024
 
 _GENERATED: Final = "generated:"
 
+SAME: Final = "the reference names it"
+"""In the place of a digest: the image cannot be another one."""
+
 
 class ProjectState:
     """What a project is now, looked at once for all receipts.
@@ -64,6 +67,8 @@ class ProjectState:
         self._sets = frozenset(item.name for item in series.sets)
         self._digests: dict[str, str | None] = {}
         self._gates: dict[str, Gate | None] = {}
+        self._series_images = series.images
+        self._images: dict[str, list[tuple[str, str | None]]] = {}
         self._bound: dict[str, Mapping[str, tuple[str, str]]] = {}
         self._failed: dict[str, StackctlError] = {}
 
@@ -140,6 +145,46 @@ class ProjectState:
             self._gates[name] = load_gate(file) if file.is_file() else None
         return self._gates[name]
 
+    def images(self, gate: Gate) -> list[tuple[str, str | None]]:
+        """Return the images that a gate verifies, each with its digest now.
+
+        Args:
+            gate: A gate of kind image.
+
+        Returns:
+            The references in their order, with `SAME` where they name a digest
+            themselves, and None where the digest cannot be told.
+        """
+        if gate.name not in self._images:
+            from stackctl.image.identity import digest_now, names_content
+            from stackctl.image.platform import parse_platform
+
+            self._images[gate.name] = [
+                (
+                    ref,
+                    SAME
+                    if names_content(ref)
+                    else digest_now(
+                        ref.replace("{project}", str(self.project)),
+                        self.project,
+                        parse_platform(platform) if platform else None,
+                    ),
+                )
+                for ref, platform in self.named_images(gate)
+            ]
+        return self._images[gate.name]
+
+    def named_images(self, gate: Gate) -> list[tuple[str, str | None]]:
+        """Return the images that a gate verifies, each with its platform.
+
+        Args:
+            gate: A gate of kind image.
+        """
+        spec = gate.image
+        if spec is not None and spec.ref is not None:
+            return [(spec.ref, _platform(spec.options))]
+        return [(image.ref, image.platform) for image in self._series_images]
+
     def bound(self, gate: Gate) -> Mapping[str, tuple[str, str]]:
         """Return role and digest, by path, of what a run of a gate would bind now.
 
@@ -170,6 +215,7 @@ def stale(receipt: Receipt, state: ProjectState) -> list[str]:
         *_arms(receipt, state),
         *_files(receipt, state),
         *_declared(receipt, state),
+        *_images(receipt, state),
         *_model(receipt, state),
     ]
 
@@ -177,10 +223,12 @@ def stale(receipt: Receipt, state: ProjectState) -> list[str]:
 def _arms(receipt: Receipt, state: ProjectState) -> list[str]:
     said = _base(receipt, state)
     for name, arm in sorted(receipt.arms.items()):
-        if arm.definition == EXTERNAL or arm.definition.startswith("tree:"):
+        called = f"arm {name} ({arm.definition})"
+        if arm.definition == EXTERNAL:
+            if arm.tree is not None:
+                said.append(f"{called}: the receipt names a tree, and it has none")
             continue
         now = state.tree(arm.definition)
-        called = f"arm {name} ({arm.definition})"
         if arm.tree is None:
             said.append(f"{called}: the receipt names no tree")
         elif now is None:
@@ -229,6 +277,46 @@ def _unbound(receipt: Receipt, state: ProjectState, told: bool) -> list[str]:
         for path, (role, _) in now.items()
         if path not in known
     ]
+
+
+def _images(receipt: Receipt, state: ProjectState) -> list[str]:
+    """Say which images may be others by now: a tag moves, and a folder is written."""
+    gate = state.gate(receipt.gate)
+    if gate is None or gate.kind != "image":
+        return []
+    asked = state.images(gate)
+    for unit in receipt.predicate.units:
+        had = _verified(unit.answer)
+        if len(had) != len(asked):
+            return [
+                f"images: unit {unit.unit} verified {len(had)}, the gate has "
+                f"{len(asked)}"
+            ]
+        for (ref, now), was in zip(asked, had, strict=True):
+            if now is SAME:
+                continue
+            if now is None or was is None:
+                return [
+                    f"image {ref}: whether it is still the same cannot be told; name "
+                    "it by a digest, or run the gate again"
+                ]
+            if now != was:
+                return [f"image {ref}: was {shown(was)}, is {shown(now)} now"]
+    return []
+
+
+def _verified(answer: Mapping[str, Any] | None) -> list[str | None]:
+    """Return the digests of the images that a unit verified, in their order."""
+    samples = (answer or {}).get("samples")
+    if not isinstance(samples, Mapping):
+        return []
+    several = samples.get("images")
+    found = []
+    for document in several if isinstance(several, list) else [samples]:
+        image = document.get("image") if isinstance(document, Mapping) else None
+        digest = image.get("digest") if isinstance(image, Mapping) else None
+        found.append(digest if isinstance(digest, str) else None)
+    return found
 
 
 def _declared(receipt: Receipt, state: ProjectState) -> list[str]:
@@ -399,3 +487,13 @@ def _model(receipt: Receipt, state: ProjectState) -> list[str]:
         and now.get(key) is not None
         and was != now[key]
     ]
+
+
+def _platform(options: Sequence[str]) -> str | None:
+    """Return the platform that options of `verify-image` name, None where none does."""
+    for number, option in enumerate(options):
+        if option == "--platform":
+            return next(iter(options[number + 1 :]), None)
+        if option.startswith("--platform="):
+            return option.partition("=")[2]
+    return None

@@ -4,6 +4,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,9 @@ from stackctl.gates.rule.words import counted, listed
 
 TOLERANCE: Final = 1e-6
 """Relative difference of two figures that count as equal: libraries differ a little."""
+
+CLOCKS_APART: Final = timedelta(days=1)
+"""How far the clocks of two machines may be apart."""
 
 MAX_SHOWN: Final = 5
 """Most differences that are listed."""
@@ -75,6 +79,12 @@ def check(
             f"worded by stackctl {other}: the words of its reasons were not compared, "
             "all verdicts and figures were",
         )
+    if ahead(receipt):
+        started = receipt.predicate.run.started
+        notes += (
+            f"started at {started}, which has not come yet by the clock here: any "
+            "other receipt that counts stands before it",
+        )
     return Check(not reasons, tuple(reasons), signature, notes)
 
 
@@ -99,6 +109,17 @@ def _left_out(receipt: Receipt, project: Path | None) -> list[str]:
         return []
     asked = counted(gate.needs.gpus, "GPU")
     return [f"the gate needs {asked}, and units {listed(few)} name fewer"]
+
+
+def ahead(receipt: Receipt) -> bool:
+    """Return whether a receipt has a date that has not come, by this machine's clock.
+
+    Args:
+        receipt: The receipt.
+    """
+    started = receipt.predicate.run.started
+    latest = datetime.now(UTC) + CLOCKS_APART
+    return started is not None and datetime.fromisoformat(started) > latest
 
 
 def _other_version(receipt: Receipt) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stackctl.errors import InputError
-from stackctl.gates.evidence import SERVED_KINDS, Evidence
+from stackctl.gates.evidence import EXTERNAL, SERVED_KINDS, Arm, Evidence
 from stackctl.gates.rule import accuracy, counts, timed
 from stackctl.gates.rule.conditions import Conditions, engaged_too, examine, unengaged
 from stackctl.gates.rule.looks import looks_of, nominal_confidence
@@ -123,7 +123,7 @@ def _judge(
     if evidence.kind in ("tests", "parity", "compile", "image"):
         result = counts.judge(rule, claim, evidence.kind, list(state.units.values()))
         missed = len(evidence.schedule.slots) - len(state.units)
-        limits = [_unbound(name) for name in arms if evidence.arms[name].tree is None]
+        limits = [_unbound(name) for name in arms if not _bound(evidence.arms[name])]
         if missed:
             limits.append(f"{counted(missed, 'unit')} of the schedule did not run")
         if limits and result.verdict == "qualified":
@@ -145,12 +145,12 @@ def _arms(claim: Claim, evidence: Evidence) -> list[str]:
     """Return what about the arms keeps a claim from being decided."""
     caps = []
     arm = evidence.arms[claim.arm]
-    if arm.tree is None:
+    if not _bound(arm):
         caps.append(_unbound(claim.arm))
     if not claim.against:
         return caps
     other = evidence.arms[claim.against]
-    if other.tree is None:
+    if not _bound(other):
         caps.append(_unbound(claim.against))
     elif other.definition != "base" or other.composition is not None:
         caps.append(
@@ -165,6 +165,11 @@ def _arms(claim: Claim, evidence: Evidence) -> list[str]:
     elif arm.tree == other.tree:
         caps.append("both arms are the base, so the tree in question was not measured")
     return caps
+
+
+def _bound(arm: Arm) -> bool:
+    """Whether it is known what an arm was: a server of others has no tree."""
+    return arm.tree is not None and arm.definition != EXTERNAL
 
 
 def _unbound(arm: str) -> str:

@@ -18,9 +18,10 @@ def judged(
     changes: tuple[str, ...] | None = (),
     ok: bool = True,
     problems: tuple[str, ...] = (),
+    day: str = "2026-11-29",
 ) -> Judged:
     """A real receipt; `ratio` 0.8 qualifies, 1.0 rejects, 0.92 decides nothing."""
-    at = f"2026-11-29T{started}:00Z"
+    at = f"{day}T{started}:00Z"
     receipt = make(
         document(kernel_evidence(ratio, 0.02, problems=list(problems)), started=at)
     )
@@ -58,6 +59,19 @@ def test_the_receipts_are_what_their_names_say() -> None:
 def test_which_receipt_answers(receipts: list[Judged], answer: Judged) -> None:
     for each in permutations(receipts):
         assert ordered(each)[0] is answer
+
+
+def test_a_date_to_come_is_not_the_newest_for_ever() -> None:
+    past = judged(0.92, "00:00", day="2001-01-01")
+    future = judged(0.8, "00:00", day="9999-12-31")
+    for each in permutations([past, future]):
+        assert ordered(each)[0] is past
+    (note,) = check(future.receipt).notes
+    assert "9999-12-31T00:00:00Z, which has not come yet" in note
+    assert not check(past.receipt).notes
+    # One that rejects stays the answer: its date is no way around it.
+    rejected = judged(1.0, "00:00", day="9999-12-31")
+    assert ordered([past, rejected])[0] is rejected
 
 
 def test_what_speaks_against_a_receipt_is_said() -> None:

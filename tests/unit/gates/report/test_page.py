@@ -202,7 +202,7 @@ def test_one_that_rejects_answers_else_the_newest(tmp_path: Path) -> None:
         assert told["verdict"] == told["receipts"][0]["verdict"]
         return [each["verdict"] for each in told["receipts"]]
 
-    late = "2026-12-24T00:00:00Z"
+    late = "2026-11-29T23:59:59Z"
     answer(project, composed, "wide", 0.8, 0.01, started=late)
     assert verdicts("wide") == ["qualified", "insufficient-evidence"]
     # Run again until it qualifies, a rejected gate stays rejected.

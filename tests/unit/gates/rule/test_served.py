@@ -173,6 +173,16 @@ def test_an_arm_without_anything_of_its_own_decides_nothing_either(kind, arm, wh
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_server_of_others_has_no_tree_whatever_a_receipt_says(kind):
+    _, _, seen = KINDS[kind]
+    assert judged(kind, seen).verdict == "qualified"
+    on = replace(seen.arms["on"], definition="external")
+    result = judged(kind, replace(seen, arms={**seen.arms, "on": on}))
+    assert result.verdict == "insufficient-evidence"
+    assert 'nothing binds the arm "on" to a tree' in result.reasons
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_bisection_asks_whether_it_is_worse_and_nothing_else(kind):
     seen = told(kind, 1, engagement("on", fork=0))
     arms = {**seen.arms, "on": Arm("c" * 40, None, CANDIDATE)}
