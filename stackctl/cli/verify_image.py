@@ -3,10 +3,9 @@
 
 import gc
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from stackctl.image.roots import Root
     from stackctl.image.series import SeriesCandidates
     from stackctl.image.transport import Transport
+    from stackctl.image.verify import Request
     from stackctl.model.series import Image, Series
 
 EXAMPLE = (
@@ -235,13 +235,14 @@ def register(app: typer.Typer) -> None:
         candidates: _Candidates | None = _Candidates(session, lock or [])
         images: list[Image] = []
         named = tree is not None or expect is not None
-        if ref is not None and named and not _may_list(session, ref):
-            # The series says nothing about it, so it is read while the image is.
-            expected = partial(_after_series, session, expected)
-        elif (project := _project(session, needed=ref is None)) is not None:
-            images = list(project.images)
-        else:
-            candidates = None
+        # Where all is named and the series has no word about the image, it is read only
+        # to explain a mismatch.
+        if ref is None or not named or _may_list(session, ref):
+            project = _project(session, needed=ref is None)
+            if project is None:
+                candidates = None
+            else:
+                images = list(project.images)
         if ref is not None:
             image = next((i for i in images if i.ref == ref), None)
             # The project's only image is what is meant, unless another tree is named.
@@ -279,8 +280,7 @@ def register(app: typer.Typer) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
+class _Options(NamedTuple):
     roots: tuple[str, ...]
     allow: tuple[str, ...]
     wheel: Path | None
@@ -329,14 +329,6 @@ def _may_list(session: Session, ref: str) -> bool:
         return True
     # A backslash may spell any character of a string.
     return b"\\" in data or ref.encode("utf-8", "surrogateescape") in data
-
-
-def _after_series(
-    session: Session, expected: "Callable[[], list[ExpectedTree]]"
-) -> "list[ExpectedTree]":
-    """Return the expected trees, once the series is known to be good."""
-    _ = session.series
-    return expected()
 
 
 def _expected(
@@ -400,10 +392,31 @@ def _verify(
     *,
     folder: Path | None = None,
 ) -> "Report":
+    # A large image is a million records without a cycle: to look for cycles among them
+    # finds nothing and takes a tenth of the time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        from stackctl.image.verify import verify
+
+        request = _request(session, ref, image, expected, options)
+        return verify(request, candidates, session.progress)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _request(
+    session: Session,
+    ref: str,
+    image: "Image | None",
+    expected: "Callable[[], list[ExpectedTree]]",
+    options: _Options,
+) -> "Request":
     from stackctl.image.platform import parse_platform
     from stackctl.image.roots import Root
     from stackctl.image.rules import Allow
-    from stackctl.image.verify import PinnedWheel, Request, verify
+    from stackctl.image.verify import PinnedWheel, Request
 
     roots = tuple(parse_root(text) for text in options.roots)
     allow = tuple(Allow(text) for text in options.allow)
@@ -427,7 +440,7 @@ def _verify(
                 offline=session.offline,
                 progress=session.progress,
             )
-    request = Request(
+    return Request(
         reference=ref,
         expected=expected,
         roots=roots,
@@ -442,15 +455,6 @@ def _verify(
         offline=session.offline,
         folder=folder,
     )
-    # A large image is a million records without a cycle: to look for cycles among them
-    # finds nothing and takes a tenth of the time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return verify(request, candidates, session.progress)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _outcome(report: "Report", ref: str) -> Outcome:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stackctl.errors import ExitCode, UsageError
+from stackctl.errors import ExitCode, StackctlError, UsageError
 from stackctl.image.compare import Comparison, compare_root, untracked_summary
 from stackctl.image.contents import Contents
 from stackctl.image.errors import AmbiguousImageError
@@ -317,7 +317,18 @@ class Judge:
             return []
         from stackctl.image.attribute import explain
 
-        return explain(comparisons, self._candidates)
+        try:
+            return explain(comparisons, self._candidates)
+        except (StackctlError, OSError) as error:
+            # What the series cannot tell now does not change what the image holds.
+            self._report.warnings.append(
+                Warn(
+                    "not-explained",
+                    f"which patches the mismatch comes from is not known: {error}",
+                    strict=False,
+                )
+            )
+            return []
 
     def _diff(
         self,

@@ -142,18 +142,31 @@ def test_series_that_lists_an_image_counts(
     assert (document["verdict"] == "match") == (code == 0) == (spelt != "other")
 
 
-@pytest.mark.parametrize("layer", [None, b"no tar" * 100])
-def test_bad_series_comes_first(
+@pytest.mark.parametrize("spoken_of", [False, True])
+@pytest.mark.parametrize("holds", ["the tree", "a change", "no tar"])
+def test_bad_series_counts_where_it_speaks_of_the_image(
     tmp_path: Path,
     expected: str,
     capsys: pytest.CaptureFixture[str],
-    layer: bytes | None,
+    holds: str,
+    spoken_of: bool,
 ) -> None:
-    (tmp_path / "series.toml").write_text(f"{SERIES}nonsense = 1\n")
-    tars = [tree_layer(Demo().package(), SITE) if layer is None else layer]
-    ref = f"oci:{write_layout(tmp_path / 'image', build_image(tars))}"
+    demo = Demo()
+    if holds == "a change":
+        demo.files["demo/core.py"] = b"VALUE = 0\n"
+    package = tree_layer(demo.package(), SITE)
+    layer = b"no tar" * 100 if holds == "no tar" else package
+    ref = f"oci:{write_layout(tmp_path / 'image', build_image([layer]))}"
+    said = f"# {ref}\n" if spoken_of else ""
+    (tmp_path / "series.toml").write_text(f"{SERIES}{said}nonsense = 1\n")
     options = ["--expect", expected, "--root", f"demo={PACKAGE_ROOT}", "--json"]
     code, out, _ = run(capsys, ref, *options)
-    assert code == 3
-    error = json.loads(out)["error"]
-    assert "series.toml" in json.dumps(error) and "nonsense" in json.dumps(error)
+    document = json.loads(out)
+    if spoken_of:
+        error = json.dumps(document["error"])
+        assert code == 3 and "series.toml" in error and "nonsense" in error
+        return
+    assert code == {"the tree": 0, "a change": 1, "no tar": 3}[holds]
+    told = [w["message"] for w in document["warnings"] if w["code"] == "not-explained"]
+    assert len(told) == (holds == "a change")
+    assert all("series.toml" in message for message in told)
