@@ -10,8 +10,8 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from stackctl.errors import (
     ExitCode,
@@ -22,8 +22,7 @@ from stackctl.errors import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The answer of a command.
 
     Attributes:
@@ -33,7 +32,7 @@ class Outcome:
     """
 
     document: object
-    text: Callable[[], Iterable[str]] = field(default=tuple)
+    text: Callable[[], Iterable[str]] = tuple
     code: int = ExitCode.OK
 
 

@@ -399,7 +399,7 @@ def _verify(
     try:
         from stackctl.image.verify import verify
 
-        request = _request(session, ref, image, expected, options)
+        request = _request(session, ref, image, expected, options, folder)
         return verify(request, candidates, session.progress)
     finally:
         if collecting:
@@ -412,6 +412,7 @@ def _request(
     image: "Image | None",
     expected: "Callable[[], list[ExpectedTree]]",
     options: _Options,
+    folder: Path | None,
 ) -> "Request":
     from stackctl.image.platform import parse_platform
     from stackctl.image.roots import Root

@@ -23,7 +23,6 @@ from stackctl.errors import StackctlError, UsageError
 from stackctl.image import documents
 from stackctl.image.blobs import (
     CHUNK,
-    ahead,
     compression,
     decompress,
     read_small,
@@ -459,7 +458,7 @@ def _layer(archive: Archive, name: str, diff_id: str) -> Layer:
         chunks = archive.open(name)
         if digest is None:
             return chunks
-        return ahead(verified(chunks, digest, None, f"layer {name}"))
+        return verified(chunks, digest, None, f"layer {name}")
 
     return Layer(
         digest,

@@ -22,6 +22,8 @@ from stackctl.image.limits import MIB, Limits
 
 #: Size of the pieces that pass through the reader, in bytes.
 CHUNK = MIB
+#: Size of the unpacked pieces where one layer is read at a time, in bytes.
+WIDE = 4 * MIB
 #: Stored bytes below which threads cost more than they give.
 SMALL = 512 * 1024
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
@@ -59,7 +61,7 @@ class Handoff(Generic[_T]):
         depth: Items that may wait.
     """
 
-    def __init__(self, depth: int = 4) -> None:
+    def __init__(self, depth: int = 2) -> None:
         self._items: queue.SimpleQueue[_T] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(depth):
@@ -300,6 +302,7 @@ def decompress(
     chunks: Iterable[bytes],
     limits: Limits,
     unpack: Callable[[str, Iterator[bytes], int], Iterator[bytes]] | None = None,
+    step: int = CHUNK,
 ) -> Iterator[bytes]:
     """Yield the uncompressed bytes of a layer blob, whatever its compression.
 
@@ -308,6 +311,7 @@ def decompress(
         limits: Bounds of the output and its ratio to the input.
         unpack: Unpacks `gzip` or `zstd` in place of what does it here; is given the
             kind, the chunks and the bytes of a zstd window.
+        step: Most bytes of a piece that a compressed blob is unpacked to.
 
     Raises:
         ImageFormatError: The stream is damaged, ends early, or has a format that no
@@ -332,9 +336,9 @@ def decompress(
     if unpack is not None and kind in ("gzip", "zstd"):
         output = unpack(kind, counted(), limits.window)
     elif kind == "gzip":
-        output = _gunzip(counted())
+        output = _gunzip(counted(), step)
     elif kind == "zstd":
-        output = _unzstd(counted(), limits.window)
+        output = _unzstd(counted(), step, limits.window)
     elif kind == "tar":
         output = counted()
     else:
@@ -370,7 +374,7 @@ def damaged(kind: str, why: str) -> ImageFormatError:
     )
 
 
-def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _gunzip(chunks: Iterator[bytes], step: int) -> Iterator[bytes]:
     """Inflate every member; like the Go reader, anything else after one is an error."""
     pending = b""
     while pending or (pending := next(chunks, b"")):
@@ -379,7 +383,7 @@ def _gunzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
             if not pending and not (pending := next(chunks, b"")):
                 raise damaged("gzip", "it ends early")
             try:
-                output = member.decompress(pending, CHUNK)
+                output = member.decompress(pending, step)
             except inflate.ERRORS as exc:
                 raise damaged("gzip", str(exc)) from None
             pending = member.unconsumed_tail
@@ -405,7 +409,7 @@ class _Readable:
         return chunk
 
 
-def _unzstd(chunks: Iterator[bytes], window: int) -> Iterator[bytes]:
+def _unzstd(chunks: Iterator[bytes], step: int, window: int) -> Iterator[bytes]:
     """Decompress every frame and pass over skippable ones."""
     frames = Frames()
 
@@ -424,7 +428,7 @@ def _unzstd(chunks: Iterator[bytes], window: int) -> Iterator[bytes]:
     )
     while True:
         try:
-            output = reader.read(CHUNK)
+            output = reader.read(step)
         except zstandard.ZstdError as exc:
             raise damaged("zstd", str(exc)) from None
         if not output:

@@ -25,7 +25,7 @@ import marshal
 import struct
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Magic number of the bytecode that this interpreter writes.
 MAGIC = importlib.util.MAGIC_NUMBER
@@ -46,8 +46,7 @@ INSTRUCTIONS = "instructions"
 DIFFERENT = "different"
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What the header of a bytecode file says.
 
     Attributes:

@@ -51,7 +51,6 @@ compared.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from stackctl.image.blobs import decompress
@@ -190,7 +189,7 @@ class LayerIndex:
         holds = f"sha256:{hashlib.sha256(stored).hexdigest()}" == self._checksum
         if not holds:
             self._unchecked("its index does not hash to what its annotation says")
-        limits = replace(self._limits, layer=MAX_PLAIN, ratio=1 << 20)
+        limits = self._limits._replace(layer=MAX_PLAIN, ratio=1 << 20)
         table = self._compare_table(
             CHUNKED, decompress([stored], limits), entries, holds=holds
         )

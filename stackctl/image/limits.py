@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits that keep a hostile image from exhausting the reader."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What the reader accepts before it gives up with a `limit-*` reason.
 
     Attributes:

@@ -2,7 +2,7 @@
 """Platforms: which of an index's images is meant."""
 
 import platform as host
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stackctl.errors import UsageError
 
@@ -19,8 +19,7 @@ _MACHINES = {
 _DEFAULT_VARIANT = {"arm64": "v8", "arm": "v7", "amd64": "v1"}
 
 
-@dataclass(frozen=True, slots=True)
-class Platform:
+class Platform(NamedTuple):
     """An operating system, an architecture and perhaps a variant."""
 
     os: str

@@ -2,8 +2,8 @@
 """What a reference names: skopeo's transports and three of our own."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from stackctl.errors import UsageError
 
@@ -25,8 +25,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """A parsed reference.
 
     Attributes:
@@ -40,8 +39,7 @@ class Reference:
     tag: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryReference:
+class RegistryReference(NamedTuple):
     """An image in a registry.
 
     Attributes:

@@ -2,8 +2,7 @@
 """Where in an image the tree must be, and what may stand there beside it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from stackctl.image.rules import Allow
@@ -12,8 +11,7 @@ PACKAGE = "package"
 CHECKOUT = "checkout"
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(NamedTuple):
     """A place in the image that holds a part of the expected tree.
 
     Attributes:
@@ -27,8 +25,7 @@ class Root:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
+class Pinned(NamedTuple):
     """A file of the pinned wheel.
 
     Attributes:
@@ -40,8 +37,7 @@ class Pinned:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """What may differ.
 
     Attributes:

@@ -3,9 +3,9 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 _COMPILED = re.compile(rb"\.(so(\.\d+)*|pyd|dylib|dll|a|o|lib|cubin|fatbin|ptx)$")
 _LOADABLE = re.compile(rb"\.(py|pyw|pyc|pyo|pyd|so(\.\d+)*|egg|zip|pth|pyz)$")
@@ -20,8 +20,7 @@ _GENERATED = re.compile(
 _VENDORED = re.compile(rb"(?:^|/)(?:third_party|_vendor|vendor|vendored)/")
 
 
-@dataclass(frozen=True, slots=True)
-class Allow:
+class Allow(NamedTuple):
     """A file that may stand under a root although nothing tracks it.
 
     Attributes:
@@ -82,8 +81,7 @@ def covered(path: bytes, globs: Iterable[str]) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Bytecode:
+class Bytecode(NamedTuple):
     """A bytecode file in the place where Python looks for it.
 
     Attributes:

@@ -7,11 +7,12 @@ meant.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from stackctl.image import documents
-from stackctl.image.blobs import SMALL, ahead, check_digest, read_small, verified
+from stackctl.image.blobs import check_digest, read_small, verified
 from stackctl.image.errors import (
     AmbiguousImageError,
     DigestError,
@@ -74,8 +75,7 @@ _CONFIG_KEYS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(NamedTuple):
     """A reference to a blob.
 
     Attributes:
@@ -90,7 +90,7 @@ class Descriptor:
     size: int | None = None
     media_type: str = ""
     platform: Platform | None = None
-    annotations: Mapping[str, object] = field(default_factory=dict)
+    annotations: Mapping[str, object] = MappingProxyType({})
 
 
 class BlobStore(Protocol):
@@ -103,8 +103,7 @@ class BlobStore(Protocol):
         """Yield the bytes of a config or layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """A layer that can be read.
 
     Attributes:
@@ -129,8 +128,7 @@ class Layer:
     lazy: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(NamedTuple):
     """An image whose manifest and config are read and checked.
 
     Attributes:
@@ -239,7 +237,7 @@ class Resolver:
         candidates: dict[str, _Candidate] = {}
         if len(roots) == 1:
             # Named directly, so there is no choice to make by platform.
-            roots = [replace(roots[0], platform=None)]
+            roots = [roots[0]._replace(platform=None)]
         for root in roots:
             self._collect(root, candidates, depth=0)
         return self._image(self._choose(list(candidates.values())))
@@ -431,14 +429,12 @@ class Resolver:
         scan = finished(descriptor) if finished is not None else None
 
         def open_layer() -> Iterator[bytes]:
-            chunks = verified(
+            return verified(
                 store.blob(descriptor),
                 descriptor.digest,
                 descriptor.size,
                 f"layer {descriptor.digest}",
             )
-            size = descriptor.size
-            return ahead(chunks) if size is None or size > SMALL else chunks
 
         lazy = tuple(
             (key, documents.as_text(value, f"layer {descriptor.digest} {key}"))

@@ -3,11 +3,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Transport:
+class Transport(NamedTuple):
     """How to talk to registries.
 
     Attributes:
@@ -30,4 +29,4 @@ class Transport:
     slowest: int = 1024
     tries: int = 4
     longest_wait: float = 20
-    sleep: Callable[[float], None] = field(default=time.sleep)
+    sleep: Callable[[float], None] = time.sleep

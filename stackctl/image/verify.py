@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stackctl.errors import (
     ExitCode,
@@ -23,7 +23,7 @@ from stackctl.errors import (
     StackctlError,
     UsageError,
 )
-from stackctl.image.blobs import Pump
+from stackctl.image.blobs import CHUNK, WIDE, Pump
 from stackctl.image.errors import DigestError
 from stackctl.image.layers import (
     Budget,
@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 _LAZY_ABOVE = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedWheel:
+class PinnedWheel(NamedTuple):
     """A wheel that judges untracked files.
 
     Attributes:
@@ -70,8 +69,7 @@ class PinnedWheel:
     sha256: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What to verify, and how.
 
     Attributes:
@@ -103,10 +101,10 @@ class Request:
     platform: Platform | None = None
     strict: bool = False
     diff: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
-    transport: Transport = field(default_factory=Transport)
+    limits: Limits = Limits()
+    transport: Transport = Transport()
     jobs: int = 0
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    environ: Mapping[str, str] = os.environ
     offline: bool = False
     folder: Path | None = None
 
@@ -513,6 +511,7 @@ class _Verifier:
                 self._budget,
                 interest,
                 size_hint=layer.size,
+                step=CHUNK if each is None else WIDE,
                 each=each,
                 index=index,
             )

@@ -26,7 +26,7 @@ The rules, within one layer, in the order of its entries:
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from stackctl.image.errors import ImageFormatError
 from stackctl.image.layers import MAX_PATH, LayerEntry, clean_path
@@ -106,8 +106,7 @@ FAMILIES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(NamedTuple):
     """Paths on whose content the common runtimes disagree.
 
     Attributes:
@@ -129,8 +128,7 @@ class Doubt:
     families: tuple[tuple[str, str], tuple[str, str]] = FAMILIES
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(NamedTuple):
     """The end of a path.
 
     Attributes:
