@@ -124,7 +124,11 @@ class Importer:
         """Return the error about an entry."""
         text = shown(b"/".join(parts))
         return InputError(
-            f"entry {text!r} {problem}", kind=self._kind, where={"entry": text}
+            f"entry {text!r} {problem}",
+            kind=self._kind,
+            hint="a tree holds files and links, each at one safe path: take the entry "
+            "out of the base, or pin another base",
+            where={"entry": text},
         )
 
     def _count(self) -> None:

@@ -76,6 +76,7 @@ class _Reader:
                 raise InputError(
                     f"{shown(b'/'.join(path))!r} cannot be read: {error.strerror}",
                     kind="file-unreadable",
+                    hint="let it be read, or take it out of the folder",
                     where={"entry": shown(b"/".join(path))},
                 ) from None
 
@@ -178,6 +179,7 @@ def import_path(
         raise InputError(
             f"the folder {folder} cannot be read: {error.strerror}",
             kind="file-unreadable",
+            hint="name a folder that is there and may be read",
             where=where,
         ) from None
     try:

@@ -214,7 +214,8 @@ class PatchSource:
         """Return the patch files in the order in which they apply.
 
         In a folder these are the files named `NNNN-*.patch`, by number. Other files
-        may lie beside them, but no other `*.patch`, which would be left out silently.
+        may lie beside them, but none that is called like a patch in another way
+        (`*.diff`, `*.PATCH`, `*.patch.txt`), which would be left out silently.
 
         Args:
             root: The project folder.
@@ -239,9 +240,15 @@ class PatchSource:
                 raise InputError(
                     f"{path}: is a link out of the project",
                     kind="outside-project",
+                    hint="put the file itself into the project folder",
                     where={"file": str(path)},
                 )
         return tuple(found)
+
+
+_NUMBERED = re.compile(r"([0-9]{4,})-.*\.patch\Z", re.DOTALL)
+_PATCH_NAME = re.compile(r"\.(?:patch|diff|mbox|eml)(?:\.txt)?\Z", re.IGNORECASE)
+"""What people and their mail programs call a patch."""
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -249,10 +256,11 @@ def _numbered(folder: Path) -> list[Path]:
         raise _missing(folder, "folder of patches")
     found: dict[int, Path] = {}
     for path in folder.iterdir():
-        if path.suffix != ".patch":
+        if _PATCH_NAME.search(path.name) is None:
             continue
-        match = re.match(r"([0-9]{4,})-.", path.name)
-        if match is None or not path.is_file():
+        match = _NUMBERED.match(path.name)
+        # Names are printed and are part of the lock, which holds text.
+        if match is None or not path.name.isprintable() or not path.is_file():
             raise InputError(
                 f"{path}: expected a file named like `0001-subject.patch`",
                 kind="patch-name",

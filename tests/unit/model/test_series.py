@@ -331,12 +331,29 @@ def test_order_of_a_folder_is_by_number(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["fix.patch", "1-fix.patch", "x0001-a.patch"])
+@pytest.mark.parametrize(
+    "name",
+    ["fix.patch", "1-fix.patch", "x0001-a.patch", "0003-a.diff", "0003-a.PATCH",
+     "0003-a.patch.txt", "0003-a\nb.patch", "0003-\udcff.patch"],
+)  # fmt: skip
 def test_a_patch_that_would_be_left_out_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / name).touch()
     with pytest.raises(InputError, match=r"named like `0001-subject\.patch`"):
         PatchSource(folder="p").paths(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["0003-a.patch~", "0003-a.patch.orig", ".0003-a.patch.swp", "README.md"]
+)
+def test_what_editors_leave_beside_patches_is_no_patch(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "0001-a.patch").touch()
+    (tmp_path / "p" / name).touch()
+    (path,) = PatchSource(folder="p").paths(tmp_path)
+    assert path.name == "0001-a.patch"
 
 
 def test_a_number_used_twice_is_refused(tmp_path: Path) -> None:
