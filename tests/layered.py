@@ -199,6 +199,20 @@ CASES: dict[str, Case] = {
     "behind-a-symlink-out": Case(
         (T().symlink("s2", "../../../d").file("s2/n", "n"),), {"d/n": "n", "d/k": "k"}
     ),
+    "behind-a-symlink-in-a-new-folder": Case(
+        (T().symlink("s2", "d").file("s2/new/n", "n"),), {"d/new/n": "n", "d/k": "k"}
+    ),
+    "behind-a-symlink-to-its-own-layer-in-a-new-folder": Case(
+        (T().folder("d").symlink("s2", "/d").file("s2/new/er/n", "n"),),
+        {"d/new/er/n": "n", "d/k": "k"},
+    ),
+    "whiteout-in-a-new-folder-behind-a-symlink": Case(
+        (T().folder("d").symlink("s2", "d").whiteout("s2/new/n"),), {"d/k": "k"}
+    ),
+    "behind-a-symlink-to-a-dangling-one": doubt(
+        "parent-dangling",
+        T().symlink("s2", "s3").symlink("s3", "no").file("s2/new/n", "n"),
+    ),
     "behind-a-dangling-symlink": doubt(
         "parent-dangling", T().symlink("s2", "no/where").file("s2/n", "n")
     ),

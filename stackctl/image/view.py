@@ -411,6 +411,8 @@ class Applier:
         links = 0
         foreign: list[bytes] = []
         dangling = False
+        # How much is left of the name itself; what stands above it is a link's target.
+        literal = len(pending)
         while pending:
             part = pending.pop()
             if part == b"..":
@@ -435,10 +437,11 @@ class Applier:
                     stack.clear()
                     node = self.view.root
                     at = b""
+                literal = min(literal, len(pending))
                 pending += [p for p in reversed(child.link.split(b"/")) if p]
                 continue
             if child is None:
-                dangling = dangling or links > 0
+                dangling = dangling or (links > 0 and len(pending) >= literal)
                 child = Node("d", self._layer)
                 children[part] = child
                 self._touch_folder(here)
