@@ -374,10 +374,31 @@ def damaged(kind: str, why: str) -> ImageFormatError:
     )
 
 
+def _has_header(data: bytes) -> bool:
+    """Whether the whole header of a gzip member is there (RFC 1952, section 2.3)."""
+    if len(data) < 12:
+        return False
+    flags = data[3]
+    end = 10
+    if flags & 4:
+        end += 2 + int.from_bytes(data[10:12], "little")
+    for name_or_comment in (8, 16):
+        if flags & name_or_comment:
+            end = data.find(b"\0", end) + 1
+            if not end:
+                return False
+    return len(data) >= end + (flags & 2)
+
+
 def _gunzip(chunks: Iterator[bytes], step: int) -> Iterator[bytes]:
     """Inflate every member; like the Go reader, anything else after one is an error."""
     pending = b""
     while pending or (pending := next(chunks, b"")):
+        # ISA-L loses its place in a header of several fields that comes in pieces.
+        while not _has_header(pending) and len(pending) < CHUNK:
+            if not (more := next(chunks, b"")):
+                break
+            pending += more
         member = inflate.decompressor(inflate.GZIP)
         while not member.eof:
             if not pending and not (pending := next(chunks, b"")):

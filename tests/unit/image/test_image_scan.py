@@ -4,15 +4,17 @@
 import gzip
 import hashlib
 import random
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
 import zstandard
 from images import Tar, sha256
 
-from stackctl.image.blobs import Sink, ahead, verified
+from stackctl.image.blobs import Sink, ahead, decompress, verified
 from stackctl.image.errors import DigestError, ImageFormatError
 from stackctl.image.layers import Budget, Interest, LayerScan, scan_layer
 from stackctl.image.limits import Limits
@@ -122,3 +124,23 @@ def test_sink_says_what_went_wrong() -> None:
         sink.put(number)
     with pytest.raises(ValueError, match="three"):
         sink.close()
+
+
+@pytest.mark.parametrize("flags", [0, 2, 4, 8, 16, 4 | 8, 4 | 8 | 16, 2 | 4 | 8 | 16])
+@pytest.mark.parametrize("step", [1, 7, 11, 300, 1 << 20])
+def test_header_of_a_gzip_member_in_pieces(flags: int, step: int) -> None:
+    data = Tar().file("a", "A" * 5000).done()
+    head = b"\x1f\x8b\x08" + bytes([flags]) + b"\0\0\0\0\0\xff"
+    head += (struct.pack("<H", 300) + b"e" * 300) if flags & 4 else b""
+    head += b"layer.tar\0" if flags & 8 else b""
+    head += b"comment\0" if flags & 16 else b""
+    head += struct.pack("<H", zlib.crc32(head) & 0xFFFF) if flags & 2 else b""
+    packer = zlib.compressobj(wbits=-15)
+    member = head + packer.compress(data) + packer.flush()
+    member += struct.pack("<II", zlib.crc32(data), len(data))
+    blob = member + member
+    pieces = (blob[at : at + step] for at in range(0, len(blob), step))
+    assert b"".join(decompress(pieces, Limits())) == data + data
+    for end in (9, len(head) - 1, len(member) + len(head) - 1):
+        with pytest.raises(ImageFormatError):
+            list(decompress(iter([blob[:end]]), Limits()))
