@@ -32,11 +32,13 @@ from images import (
     write_layout,
 )
 from layered import CASES
+from lazyimages import FORMATS
 
 from stackctl.errors import StackctlError
 from stackctl.image import bytecode, documents
 from stackctl.image.expectation import ExpectedTree, folder_tree
 from stackctl.image.layers import Budget, Interest, scan_layer
+from stackctl.image.lazy import LayerIndex, settle
 from stackctl.image.limits import Limits
 from stackctl.image.roots import PACKAGE, Root
 from stackctl.image.verify import Request, verify
@@ -102,7 +104,7 @@ class Fuzzer:
     def case(self) -> str:
         kind = self.random.choice(
             ("layers", "layers", "layers", "blob", "json", "manifest", "archive",
-             "wheel", "pyc")
+             "wheel", "pyc", "index", "index")
         )  # fmt: skip
         try:
             getattr(self, f"_{kind}")()
@@ -126,6 +128,20 @@ class Fuzzer:
         pack = COMPRESS[self.random.choice(list(COMPRESS))]
         data = self.mutate(pack(self.random.choice(self.tars)))
         scan_layer([data], Budget(LIMITS), Interest(), size_hint=None)
+
+    def _index(self) -> None:
+        """Mutate the index of a lazily read layer, or the layer beside its index."""
+        make = self.random.choice(list(FORMATS.values()))
+        tar = tree_layer(Demo().package(), SITE)
+        layer = make(tar, chunk=self.random.randint(5, 50), raw=self.mutate)
+        blob = layer.blob
+        if self.random.random() < 0.3:
+            layer, blob = make(tar), self.mutate(layer.blob)
+        index = LayerIndex(layer.annotations, LIMITS)
+        scan = scan_layer([blob], Budget(LIMITS), Interest(), index=index)
+        view = View()
+        Applier(view).apply(scan.entries)
+        settle(view, 0, index.compare(scan.entries, scan.compression))
 
     def _json(self) -> None:
         raw = self.random.choice(
