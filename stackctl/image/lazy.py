@@ -231,7 +231,7 @@ class LayerIndex:
                 "that index is not looked at",
             )
             return
-        if toc.over:
+        if not toc.finish():
             self._unchecked("its index is larger than is read")
             return
         holds = toc.digest == self._toc_digest

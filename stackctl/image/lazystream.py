@@ -319,9 +319,13 @@ class Capture:
         """The digest of what was taken."""
         return f"sha256:{self._hash.hexdigest()}"
 
+    def finish(self) -> bool:
+        """End the keeping, and say whether all was kept."""
+        self._add(self._packer.flush())
+        return not self.over
+
     def plain(self) -> Iterator[bytes]:
         """Yield what was kept."""
-        self._add(self._packer.flush())
         unpacker = zlib.decompressobj()
         for part in self._parts:
             while part:

@@ -398,6 +398,31 @@ def test_an_index_that_is_not_compared_is_never_passed_over(
     assert report.reason["code"] == "strict-warnings"
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    ("bounds", "most", "words"),
+    [
+        (("lazystream._MAX_RESTARTS",), 5, "not all of it is compared"),
+        (("lazystream.MAX_PLAIN", "lazy.MAX_PLAIN"), 2000, "larger than is read"),
+        (("lazystream.MAX_STORED", "lazy.MAX_STORED"), 200, "read"),
+        (("lazytable._MAX_ITEMS",), 9, "larger than is read"),
+    ],
+)
+def test_an_index_beyond_a_bound(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    bounds: tuple[str, ...],
+    most: int,
+    words: str,
+) -> None:
+    for bound in bounds:
+        monkeypatch.setattr(f"stackctl.image.{bound}", most)
+    report = ask(tmp_path, FORMATS[kind](LAYER, chunk=500), BELOW)
+    assert (report.verdict, codes(report)) == ("match", {"lazy-index"}), report.reason
+    assert words in report.warnings[0].message
+
+
 def test_an_index_that_no_annotation_names(tmp_path: Path) -> None:
     report = ask(tmp_path, estargz(LAYER, annotate=False), BELOW, strict=True)
     assert (report.verdict, codes(report)) == ("match", {"lazy-index"})
