@@ -206,6 +206,32 @@ def test_extra_data_is_a_warning_without_a_wheel(shop: Shop) -> None:
     assert outcome(shop.over(layer, strict=True)) == ("mismatch", 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        ("vllm/_version.py", "match"),
+        ("vllm/vllm-rs", "match"),
+        ("vllm/spinloop.abi3.so", "match"),
+        ("vllm/_versions.py", "mismatch"),
+        ("vllm/sub/_version.py", "mismatch"),
+        ("vllm/spinlock.abi3.so", "mismatch"),
+    ],
+)
+def test_files_that_a_known_wheel_has_and_no_wheel_judges(
+    tmp_path: Path, name: str, verdict: str
+) -> None:
+    shop = Shop(tmp_path)
+    shop.expected = folder_tree(
+        write_files(tmp_path / "tree", {"vllm/__init__.py": b"x", "vllm/sub/a.py": b""})
+    )
+    root = Root("vllm", f"/{SITE}/vllm", PACKAGE)
+    files = {"vllm/__init__.py": b"x", "vllm/sub/a.py": b"", name: b"?"}
+    report = shop.ask(tree_layer({**files}, SITE), roots=(root,))
+    assert report.verdict == verdict
+    if verdict == "match":
+        assert codes(report) == {"untracked-unverified"}
+
+
 def test_extra_symlink_and_device(shop: Shop) -> None:
     assert shop.over(Tar().symlink(f"{SITE}/demo/x", "/")).verdict == "mismatch"
     assert shop.over(Tar().device(f"{SITE}/demo/x", 1, 3)).verdict == "mismatch"
