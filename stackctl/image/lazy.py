@@ -26,7 +26,9 @@ What has to hold, else the layer has more than one meaning:
 
 - The table is where every reader of it looks, and it is JSON with one meaning.
 - Each entry of the tar has one entry of its name and the other way round, whiteouts
-  included; `stargz.index.json` has none. The order is free.
+  included; `stargz.index.json` has none. The order is free but for a whiteout and a
+  file of its name. No entry lies behind a symlink of its own layer, which runtimes
+  follow that unpack the tar.
 - Type, link, and of a regular file the size are the same; so are marks of overlay file
   systems. So are permission bits and owners, which matter in a checkout only.
 - A file's `digest` is the SHA-256 of its content. If it has none, its chunks have.

@@ -378,6 +378,8 @@ class Comparison:
             if entry.type != "g" and entry.ordinal != skipped
         }
         self._seen = bytearray(len(entries))
+        self._latest = -1
+        self._moved = False
         self._open: _Chunks | None = None
         self._dropped = False
         self._zeros: dict[int, bytes] = {}
@@ -400,13 +402,27 @@ class Comparison:
     def finish(self) -> None:
         """Compare what was left open, and find what the table lacks."""
         self._close()
+        links = {
+            name for name, at in self._last.items() if self._entries[at].type == "2"
+        }
         for name, ordinal in self._last.items():
             if not self._seen[ordinal]:
                 what = _TYPES.get(self._entries[ordinal].type, "")
                 self._differ(name, "nothing is there", f"it is {_WORDS[what]}")
-                if len(self._outcome.differences) > _MAX_DIFFERENCES:
-                    self._differ(b"", "more is missing than is listed", "all is there")
-                    return
+            if links and not links.isdisjoint(_above(name)):
+                # The stargz snapshotter takes names as they are.
+                self._differ(
+                    name, "it lies below a symlink", "that symlink is followed"
+                )
+            if self._moved and (hidden := _hidden(name)) in self._last:
+                self._differ(
+                    hidden,
+                    "the whiteout of it and the file itself come in another order",
+                    "the order is that of the layer",
+                )
+            if len(self._outcome.differences) > _MAX_DIFFERENCES:
+                self._differ(b"", "more is different than is listed", "all is there")
+                return
 
     def _differ(self, path: bytes, lazy: str, tar: str, *, made: bool = False) -> None:
         self._outcome.differences.append(Difference(path, lazy, tar, made=made))
@@ -421,6 +437,8 @@ class Comparison:
         if ordinal is None:
             self._differ(name, f"it is {_WORDS[kind]}", "nothing is there", made=True)
             return
+        self._moved = self._moved or ordinal < self._latest
+        self._latest = ordinal
         entry = self._entries[ordinal]
         actual = _TYPES.get(entry.type, "")
         if kind != actual:
@@ -620,6 +638,20 @@ class Comparison:
                 self._zeros.clear()
             self._zeros[size] = digest.digest()
         return self._zeros[size]
+
+
+def _above(name: bytes) -> Iterator[bytes]:
+    """Yield the folders that a path lies in."""
+    while name := name.rpartition(b"/")[0]:
+        yield name
+
+
+def _hidden(name: bytes) -> bytes:
+    """Return the path that an entry is the whiteout of, or what no entry is named."""
+    folder, _, base = name.rpartition(b"/")
+    if not base.startswith(b".wh."):
+        return b"/"
+    return folder + b"/" + base[4:] if folder else base[4:]
 
 
 def _show(path: bytes) -> str:

@@ -554,6 +554,31 @@ def test_a_folder_that_the_index_puts_over_a_lower_link(tmp_path: Path) -> None:
     assert report.reason["code"] == "ambiguous-lazy-index"
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_entry_behind_a_link_of_its_own_layer(tmp_path: Path, kind: str) -> None:
+    """A tool that unpacks follows the link, one that goes by names does not."""
+    files = {name: data for name, data in DEMO.package().items() if "deep" not in name}
+    rest = (
+        Tar()
+        .symlink("opt", "usr")
+        .file("opt/" + DEEP.removeprefix("usr/"), DEMO.files["demo/sub/deep.py"])
+    )
+    tar = tree_layer(files, SITE)[:-1024] + rest.done()
+    plain = Lazy(stored_block(tar), tar, {}, "gzip")
+    assert ask(tmp_path, plain).verdict == "match"
+    report = ask(tmp_path, FORMATS[kind](tar))
+    assert report.reason["code"] == "ambiguous-lazy-index"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_order_of_a_whiteout_and_its_file(tmp_path: Path, kind: str) -> None:
+    tar = Tar().whiteout(DEEP).done()[:-1024] + tree_layer(DEMO.package(), SITE)
+    right = ask(tmp_path, FORMATS[kind](tar))
+    assert right.verdict == "match", right.reason
+    report = ask(tmp_path, FORMATS[kind](tar, edit=reorder))
+    assert report.reason["code"] == "ambiguous-lazy-index"
+
+
 def test_layers_without_an_index_cost_nothing(tmp_path: Path) -> None:
     layout = write_layout(tmp_path / "image", build_image([LAYER], compression="zstd"))
     DEMO.write(tmp_path / "expected")
