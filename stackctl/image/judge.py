@@ -143,7 +143,13 @@ class Judge:
                     tuple("/" + show(d.paths[0]) for d in others[:20]),
                     len(others),
                     strict=False,
-                    extra={"causes": sorted({d.code for d in others})},
+                    extra={
+                        "causes": sorted({d.code for d in others}),
+                        "sees": {
+                            d.code: {"overlay": d.merging, "one-folder": d.unpacking}
+                            for d in sorted(others, key=lambda d: d.code)
+                        },
+                    },
                 )
             )
 
@@ -405,7 +411,6 @@ class _Relevance:
 
     def __init__(self, view: View, comparisons: Sequence[Comparison]) -> None:
         self._roots = [c.real_path for c in comparisons]
-        self._checkouts = [c.real_path for c in comparisons if c.root.kind == CHECKOUT]
         self._exact: set[bytes] = set()
         for comparison in comparisons:
             self._exact.update(
@@ -429,7 +434,8 @@ class _Relevance:
         """Return the path that makes a doubt count, or None."""
         for path in doubt.paths:
             if doubt.modes_only:
-                if path in self._checkout_links or _inside(path, self._checkouts):
+                # A file that is still there has all its names.
+                if path in self._checkout_links:
                     return path
             elif self._counts(path):
                 return path

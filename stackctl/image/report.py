@@ -44,7 +44,9 @@ class Report:
     comparisons: list["Comparison"] = field(default_factory=list)
     warnings: list["Warn"] = field(default_factory=list)
     explains: list[dict[str, object]] = field(default_factory=list)
-    image: dict[str, object] = field(default_factory=dict)
+    image: dict[str, object] = field(
+        default_factory=lambda: {"digest": None, "platform": None, "layers": []}
+    )
     diffs: dict[str, str] = field(default_factory=dict)
     ns: int = 0
     view: "View | None" = None

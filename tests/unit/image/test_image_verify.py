@@ -459,6 +459,12 @@ def test_mode_of_a_hard_link_is_a_doubt_in_a_checkout_only(shop: Shop) -> None:
     layer = Tar().file("cache/1", data).hardlink("opt/src/README.md", "cache/1", 0o755)
     report = shop.ask(checkout(shop), layer, roots=(CHECKOUT_ROOT,))
     assert report.reason["code"] == "ambiguous-hardlink-mode"
+    again = Tar().file("opt/src/README.md", data)
+    report = shop.ask(checkout(shop), layer, again, roots=(CHECKOUT_ROOT,))
+    assert report.verdict == "match"
+    other = Tar().raw(layer.data).hardlink("opt/src/demo/core.py", "cache/1")
+    report = shop.ask(checkout(shop), other, again, roots=(CHECKOUT_ROOT,))
+    assert report.reason["code"] == "ambiguous-hardlink-mode"
     core = shop.demo.files["demo/core.py"]
     layer = Tar().file("cache/1", core)
     layer.hardlink(f"{SITE}/demo/core.py", "cache/1", 0o755)
@@ -518,6 +524,9 @@ def test_doubts_elsewhere_are_warnings(shop: Shop) -> None:
     report = shop.over(merged, Tar().file("lib64/ld.so", "x"))
     assert outcome(report) == ("match", 0)
     assert codes(report) == {"ambiguous-outside-root"}
+    said = report.warnings[0].document()
+    assert said["causes"] == ["parent-symlink"]
+    assert set(said["sees"]["parent-symlink"]) == {"overlay", "one-folder"}  # type: ignore[index]
     assert outcome(shop.over(merged, Tar().file("lib64/ld.so"), strict=True)) == (
         "match",
         0,
@@ -705,6 +714,8 @@ def test_layer_limit(shop: Shop) -> None:
 def test_not_a_layout(shop: Shop) -> None:
     report = shop.verify(f"oci:{shop.folder}")
     assert (report.exit_code, report.reason["code"]) == (3, "not-a-layout")
+    nothing = {"digest": None, "platform": None, "layers": []}
+    assert report.document()["image"] == nothing
 
 
 def index_of(*images: Built, **platforms: str) -> list[dict[str, object]]:
