@@ -16,6 +16,7 @@ from stackctl.fsutil import read_regular
 from stackctl.git.command import FETCH, GitCommandError, HermeticGit
 from stackctl.git.merge import object_folders
 from stackctl.git.store import Store
+from stackctl.model.fields import escape
 from stackctl.model.ids import CommitId
 from stackctl.scratch import scratch_folder
 
@@ -42,7 +43,7 @@ def repository_of(path: Path) -> Path:
     """
     # A repository of another user is fine: only objects are read or written, its
     # configuration's commands (hooks, helpers) are switched off.
-    status, out, _ = (
+    status, out, said = (
         HermeticGit().call(
             *("-c", "safe.directory=*", "rev-parse"),
             *("--show-object-format", "--absolute-git-dir"),
@@ -51,6 +52,15 @@ def repository_of(path: Path) -> Path:
         if path.is_dir()
         else (1, b"", b"")
     )
+    lines = said.decode("utf-8", "replace").splitlines()
+    why = lines[0].partition(": ")[2] if lines else ""
+    if status and why and not why.startswith("not a git repository"):
+        raise InputError(  # there is one, and git cannot use it: a broken `config`
+            f"git cannot use the repository {path}: {escape(why, 400)}",
+            kind="bad-repository",
+            hint="plain git says the same there; mend what it names",
+            where={"file": str(path)},
+        )
     if status:
         raise InputError(
             f"{path} is not a git repository",

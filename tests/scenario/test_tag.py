@@ -215,6 +215,22 @@ def test_a_repository_with_other_object_ids_is_named(
     assert verify(other, code=3)["error"]["kind"] == "object-format"
 
 
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ("[[[bad\n", "bad config line 1 in file "),
+        ("[core]\nrepositoryformatversion = 99\n", "Expected git repo version <= 1"),
+    ],
+)
+def test_a_repository_that_git_cannot_use_is_not_called_none(
+    into: Path, config: str, why: str
+) -> None:
+    (into / "config").write_text(config)
+    done = run("tag", "verify", TAG, "--repo", into, "--json")
+    assert (done.code, done.json["error"]["kind"]) == (3, "bad-repository")
+    assert why in done.json["error"]["message"]
+
+
 def test_usage(project: Path, into: Path, tmp_path: Path) -> None:
     assert run("tag", "cut", TAG, "-C", project).code == 2
     for options in (["--shape", "star"], ["--force-missing", " "]):
