@@ -32,6 +32,9 @@ WRITE_PAUSE: Final = 1.0
 TIMEOUT: Final = 30
 """Longest silence of the server: seconds."""
 
+LONGEST: Final = 30 * 86_400.0
+"""Longest wait that is told: seconds. A header may name any number."""
+
 _SECONDARY_WAIT: Final = 60.0
 """First wait at a secondary limit that names no time: seconds, as GitHub asks for."""
 
@@ -70,9 +73,10 @@ class Patience:
         Raises:
             RemoteError: It is longer than what is left.
         """
-        seconds = max(0.0, seconds)
+        seconds = min(max(0.0, seconds), LONGEST)
         if seconds > self._left:
-            when = time.strftime("%H:%M:%S", time.gmtime(clock() + seconds))
+            form = "%H:%M:%S" if seconds < 86_400 else "%Y-%m-%d %H:%M:%S"
+            when = time.strftime(form, time.gmtime(clock() + seconds))
             raise RemoteError(
                 f"{why}: {seconds:.0f} s to wait, and {self._left:.0f} s are left to "
                 "this command",
@@ -248,11 +252,15 @@ class Endpoint:
             {"query": query, "variables": dict(variables)},
             None,
         )[1]
-        if isinstance(answer, dict) and answer.get("errors"):
-            reasons = tuple(str(each.get("message", "")) for each in answer["errors"])
+        if not isinstance(answer, dict):
+            raise self._bad_answer(path)
+        if answer.get("errors"):
+            reasons = _reasons(answer)
             raise RefusedError(
                 self._token.hide(f"GitHub refuses: {'; '.join(reasons)}"), 200, reasons
             )
+        if not isinstance(answer.get("data"), dict):
+            raise self._bad_answer(path)  # nothing says that it was done
         return answer
 
     def _url(self, path: str, parameters: Mapping[str, object]) -> str:
@@ -493,7 +501,8 @@ def _limit(
     if status in (200, 422):
         # GraphQL answers 200 at a limit; what was created too fast is 422.
         errors = document.get("errors") if isinstance(document, dict) else None
-        kinds = [e.get("type") for e in errors or () if isinstance(e, dict)]
+        errors = errors if isinstance(errors, list) else []
+        kinds = [each.get("type") for each in errors if isinstance(each, dict)]
         if not errors or not ("RATE_LIMITED" in kinds or _LIMIT.search(said)):
             return None
     elif status not in (403, 429):
@@ -508,7 +517,8 @@ def _limit(
             now = clock()
             told = email.utils.parsedate_tz(headers.get("date", ""))
             if told is not None:
-                now = email.utils.mktime_tz(told)
+                with suppress(OverflowError, ValueError):  # no date of any calendar
+                    now = email.utils.mktime_tz(told)
             return max(1.0, float(reset) - now + 1)
     if status in (200, 422, 429) or _LIMIT.search(said):
         return float(_SECONDARY_WAIT * 2**before)

@@ -214,7 +214,10 @@ def read_pull(raw: Any) -> PullRequest:
             stack=int((raw.get("stack") or {}).get("number") or 0),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _not_known("pull request", repr(error)[:200]) from error
+        why = "its JSON has another shape"
+        if isinstance(error, KeyError):
+            why = f"its JSON has no `{error.args[0]}`"
+        raise _not_known("pull request", why) from error
 
 
 def _not_known(what: str, why: str) -> RemoteError:

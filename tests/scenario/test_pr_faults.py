@@ -2,6 +2,7 @@
 """Stopped anywhere, limited, refused, broken off: run again, done."""
 
 import os
+import re
 import shutil
 import stat
 import time
@@ -210,6 +211,30 @@ def test_what_takes_too_long_ends_and_goes_on_later(team: Team, kind: str) -> No
     team.github.faults = []
     team.call("submit")
     assert len(team.github.pulls) == 2 and "number = 2" in team.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"retry_after": "9" * 30},
+        {"retry_after": "9" * 400},
+        {"x_ratelimit_remaining": "0", "x_ratelimit_reset": "9" * 25},
+    ],
+    ids=["far", "without-end", "reset"],
+)
+@pytest.mark.parametrize("verb", ["GET", "POST"])
+def test_a_limit_until_no_date_ends_as_any_other(
+    team: Team, verb: str, headers: dict[str, str]
+) -> None:
+    answer = limited(429, "slow down", **headers)
+
+    def fault(call: Call) -> Any:
+        return answer if call.verb == verb and "/api/" in call.path else None
+
+    team.github.faults = [fault]
+    error = team.call("submit", code=6)["error"]
+    assert error["kind"] == "rate-limited"
+    assert re.search(r"after \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", error["hint"])
 
 
 def test_git_does_not_get_through_at_first(team: Team) -> None:

@@ -218,6 +218,18 @@ def test_ready_although_the_answer_is_lost(team: Team) -> None:
     assert not team.github.pulls[1].draft and left == [0]
 
 
+@pytest.mark.parametrize("answer", [None, True, [], {}, {"data": None}, {"errors": 1}])
+def test_ready_is_not_said_where_nothing_says_it(team: Team, answer: Any) -> None:
+    team.call("submit")
+
+    def fault(call: Call) -> Any:
+        return (200, answer, {}) if call.path == "/api/graphql" else None
+
+    team.github.faults = [fault]
+    team.call("submit", "--ready", "alpha", code=6)
+    assert team.github.pulls[1].draft
+
+
 def test_the_table_calls_nobody_and_closes_nothing(team: Team) -> None:
     """`Fixes #12` in a row would close an issue where another set lands."""
     title = "Fixes #12 and GH-9 of @o/core, fixes http://x/o/r/issues/3"
