@@ -374,7 +374,7 @@ def damaged(kind: str, why: str) -> ImageFormatError:
     )
 
 
-def _has_header(data: bytes) -> bool:
+def has_header(data: bytes) -> bool:
     """Whether the whole header of a gzip member is there (RFC 1952, section 2.3)."""
     if len(data) < 12:
         return False
@@ -395,7 +395,7 @@ def _gunzip(chunks: Iterator[bytes], step: int) -> Iterator[bytes]:
     pending = b""
     while pending or (pending := next(chunks, b"")):
         # ISA-L loses its place in a header of several fields that comes in pieces.
-        while not _has_header(pending) and len(pending) < CHUNK:
+        while not has_header(pending) and len(pending) < CHUNK:
             if not (more := next(chunks, b"")):
                 break
             pending += more

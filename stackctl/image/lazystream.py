@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import zstandard
 
 from stackctl.image import inflate
-from stackctl.image.blobs import CHUNK, damaged
+from stackctl.image.blobs import CHUNK, damaged, has_header
 from stackctl.image.frames import Frames
 from stackctl.image.layers import clean_path
 from stackctl.image.limits import MIB
@@ -179,6 +179,12 @@ class Record:
 
         while more():
             self._restarts.add(base + at, plain)
+            while (
+                not has_header(bytes(chunk[at : at + _SLICE]))
+                and len(chunk) - at < CHUNK
+                and (found := next(chunks, None)) is not None
+            ):
+                base, chunk, at = base + at, memoryview(bytes(chunk[at:]) + found), 0
             member = inflate.decompressor(inflate.GZIP)
             while not member.eof:
                 if not more():

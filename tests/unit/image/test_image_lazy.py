@@ -42,6 +42,7 @@ from lazyimages import (
 )
 
 from stackctl.image.expectation import folder_tree
+from stackctl.image.lazystream import Record
 from stackctl.image.report import Report
 from stackctl.image.roots import CHECKOUT, PACKAGE, Root
 from stackctl.image.verify import Request, verify
@@ -577,6 +578,20 @@ def test_the_order_of_a_whiteout_and_its_file(tmp_path: Path, kind: str) -> None
     assert right.verdict == "match", right.reason
     report = ask(tmp_path, FORMATS[kind](tar, edit=reorder))
     assert report.reason["code"] == "ambiguous-lazy-index"
+
+
+@pytest.mark.parametrize("piece", range(1, 60))
+def test_a_member_whose_header_comes_in_pieces(piece: int) -> None:
+    """The beginnings of members are noted right wherever a piece ends."""
+    one = gzip.compress(b"one", mtime=0)
+    header = one[:3] + b"\x1c" + one[4:10] + b"\x04\0extrname\0a comment\0"
+    blob = header + one[10:] + header + one[10:] + one
+    record = Record(None)
+    chunks = [blob[at : at + piece] for at in range(0, len(blob), piece)]
+    assert b"".join(record.unpack("gzip", iter(chunks), 0)) == b"oneoneone"
+    size = len(header) + len(one) - 10
+    starts = [record.starts(at) for at in (0, size, 2 * size, 1)]
+    assert starts == [0, 3, 6, None]
 
 
 def test_layers_without_an_index_cost_nothing(tmp_path: Path) -> None:
