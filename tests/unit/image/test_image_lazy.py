@@ -40,11 +40,13 @@ from lazyimages import (
     named,
     stored_block,
 )
+from registry_server import FakeRegistry
 
 from stackctl.image.expectation import folder_tree
 from stackctl.image.lazystream import Record
 from stackctl.image.report import Report
 from stackctl.image.roots import CHECKOUT, PACKAGE, Root
+from stackctl.image.transport import Transport
 from stackctl.image.verify import Request, verify
 
 DEMO = Demo()
@@ -578,6 +580,24 @@ def test_the_order_of_a_whiteout_and_its_file(tmp_path: Path, kind: str) -> None
     assert right.verdict == "match", right.reason
     report = ask(tmp_path, FORMATS[kind](tar, edit=reorder))
     assert report.reason["code"] == "ambiguous-lazy-index"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_registry_sends_every_blob_once(tmp_path: Path, kind: str) -> None:
+    """The index is read as it passes, not asked for by itself."""
+    layer = FORMATS[kind](LAYER, chunk=1000)
+    expected = folder_tree(DEMO.write(tmp_path / "expected"))
+    root = Root("demo", PACKAGE_ROOT, PACKAGE)
+    with FakeRegistry([layer.image(BELOW)]) as registry:
+        transport = Transport(plain_http=True)
+        request = Request(
+            registry.reference, [expected], (root,), transport=transport, environ={}
+        )
+        report = verify(request)
+        asked = [seen.path for seen in registry.seen if "/blobs/" in seen.path]
+    assert report.verdict == "match", report.reason
+    assert index_of(report)["agrees"] is True
+    assert len(asked) == len(set(asked)) == 3
 
 
 @pytest.mark.parametrize("piece", range(1, 60))
