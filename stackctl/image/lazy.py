@@ -85,9 +85,9 @@ _FAMILIES = (
     (
         "lazy",
         "where the layer's index is read (podman and CRI-O with partial pulls, the "
-        "stargz snapshotter)",
+        "stargz snapshotter),",
     ),
-    ("tar", "where its tar is read"),
+    ("tar", "where its tar is read,"),
 )
 
 
