@@ -26,6 +26,8 @@ CHUNK = MIB
 WIDE = 4 * MIB
 #: Stored bytes below which threads cost more than they give.
 SMALL = 512 * 1024
+#: Stored bytes of a gzip member that are looked at in one piece, at least.
+_LEAST = 4096
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -374,11 +376,14 @@ def damaged(kind: str, why: str) -> ImageFormatError:
     )
 
 
-def has_header(data: bytes) -> bool:
+def has_header(start: bytes | memoryview) -> bool:
     """Whether the whole header of a gzip member is there (RFC 1952, section 2.3)."""
-    if len(data) < 12:
+    if len(start) < 12:
         return False
-    flags = data[3]
+    flags = start[3]
+    if not flags:
+        return True
+    data = bytes(start)
     end = 10
     if flags & 4:
         end += 2 + int.from_bytes(data[10:12], "little")
@@ -392,25 +397,32 @@ def has_header(data: bytes) -> bool:
 
 def _gunzip(chunks: Iterator[bytes], step: int) -> Iterator[bytes]:
     """Inflate every member; like the Go reader, anything else after one is an error."""
-    pending = b""
-    while pending or (pending := next(chunks, b"")):
+    # Views, and no more of them than a member may need: what is left over is copied.
+    pending = memoryview(b"")
+    feed = CHUNK
+    while pending or (pending := memoryview(next(chunks, b""))):
         # ISA-L loses its place in a header of several fields that comes in pieces.
         while not has_header(pending) and len(pending) < CHUNK:
             if not (more := next(chunks, b"")):
                 break
-            pending += more
+            pending = memoryview(bytes(pending) + more)
         member = inflate.decompressor(inflate.GZIP)
+        taken = 0
         while not member.eof:
-            if not pending and not (pending := next(chunks, b"")):
+            if not pending and not (pending := memoryview(next(chunks, b""))):
                 raise damaged("gzip", "it ends early")
+            part = pending[:feed]
             try:
-                output = member.decompress(pending, step)
+                output = member.decompress(part, step)
             except inflate.ERRORS as exc:
                 raise damaged("gzip", str(exc)) from None
-            pending = member.unconsumed_tail
+            left = len(member.unused_data if member.eof else member.unconsumed_tail)
+            taken += len(part) - left
+            pending = pending[len(part) - left :]
+            feed = min(2 * feed, CHUNK)
             if output:
                 yield output
-        pending = member.unused_data
+        feed = min(max(2 * taken, _LEAST), CHUNK)
 
 
 class _Readable:

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 from images import Tar, sha256
 
+from stackctl.image import inflate
 from stackctl.image.blobs import Sink, ahead, decompress, verified
 from stackctl.image.errors import DigestError, ImageFormatError
 from stackctl.image.layers import Budget, Interest, LayerScan, scan_layer
@@ -144,3 +145,32 @@ def test_header_of_a_gzip_member_in_pieces(flags: int, step: int) -> None:
     for end in (9, len(head) - 1, len(member) + len(head) - 1):
         with pytest.raises(ImageFormatError):
             list(decompress(iter([blob[:end]]), Limits()))
+
+
+@pytest.mark.parametrize("step", [1000, 1 << 20])
+def test_many_gzip_members_are_looked_at_about_once(
+    monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """What a member leaves over is copied, so each is given little more than it is."""
+    handed = []
+
+    class Counting:
+        def __init__(self, member: object) -> None:
+            self._member = member
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._member, name)
+
+        def decompress(self, data: memoryview, size: int) -> bytes:
+            handed.append(len(data))
+            return self._member.decompress(data, size)  # type: ignore[attr-defined, no-any-return]
+
+    real = inflate.decompressor
+    monkeypatch.setattr(inflate, "decompressor", lambda bits: Counting(real(bits)))
+    source = random.Random(5)
+    sizes = [source.choice((0, 1, 700, 30_000)) for _ in range(1500)] + [2 << 20]
+    parts = [source.randbytes(size) for size in sizes]
+    blob = b"".join(gzip.compress(part, 0, mtime=0) for part in parts)
+    pieces = (blob[at : at + step] for at in range(0, len(blob), step))
+    assert b"".join(decompress(pieces, Limits())) == b"".join(parts)
+    assert sum(handed) < 4 * len(blob) + 4096 * len(parts)
