@@ -34,7 +34,12 @@ class TreeSource(Protocol):
 
 def _check_target(target: Path) -> None:
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise UsageError(f"{target} exists and is not a folder", kind="out-exists")
+        raise UsageError(
+            f"{target} exists and is not a folder",
+            kind="out-exists",
+            hint="name a new or an empty folder",
+            where={"file": str(target)},
+        )
     if target.is_dir() and any(target.iterdir()):
         raise UsageError(
             f"{target} is not empty",

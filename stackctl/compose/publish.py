@@ -117,7 +117,7 @@ def publish_commit(store: Store, commit: CommitId, repository: Path, ref: str) -
         ref: Full name of the ref.
 
     Raises:
-        UsageError: The ref has no valid full name, or is checked out.
+        UsageError: The ref has no valid full name, is symbolic, or is checked out.
         InputError: The repository cannot be written.
     """
     target = repository_of(repository)
@@ -126,6 +126,15 @@ def publish_commit(store: Store, commit: CommitId, repository: Path, ref: str) -
         raise UsageError(
             f"{ref} is not the full name of a ref",
             hint="write it like refs/heads/fork",
+        )
+    status, out, _ = git.call("symbolic-ref", "-q", ref)
+    if not status:
+        # To write it would be to write that one, which may be checked out.
+        named = out.decode("utf-8", "replace").strip()
+        raise UsageError(
+            f"{ref} is a symbolic ref of {repository}: it stands for {named}",
+            kind="symbolic-ref",
+            hint="name the ref that is meant",
         )
     trees = git.call("worktree", "list", "--porcelain")[1].decode("utf-8", "replace")
     used = {line[7:] for line in trees.splitlines() if line.startswith("branch ")}
@@ -197,14 +206,22 @@ def shared_option(target: Path) -> tuple[str, str]:
     return "-c", f"core.sharedRepository={out.decode().strip() or 'umask'}"
 
 
+_REF_HINTS = (
+    ("; cannot create", "refs are files and folders: choose another name"),
+    ("reference broken", "look at that ref: `git for-each-ref` says what is wrong"),
+    (
+        "cannot lock ref",
+        "something else wrote it meanwhile; look at it, and run the command again",
+    ),
+)
+
+
 def _cannot_publish(repository: Path, what: str, error: GitCommandError) -> InputError:
     reason = error.stderr.decode("utf-8", "replace").strip()
     return InputError(
         f"{repository}: cannot write {what}: {reason}",
         kind="cannot-publish",
-        hint="something else wrote it meanwhile; look at it, and run the command again"
-        if "cannot lock ref" in reason
-        else None,
+        hint=next((hint for word, hint in _REF_HINTS if word in reason), None),
         where={"file": str(repository)},
     )
 

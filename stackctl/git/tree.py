@@ -6,7 +6,7 @@ tree; a change touches one path of folders. The cost of an edit depends on the s
 the folders on that path, not on the size of the tree.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from stackctl.errors import InputError
 from stackctl.git.objects import (
@@ -26,8 +26,11 @@ class _Folder:
     """One loaded folder: its encoded entries and the folders below that were visited.
 
     Attributes:
-        raw: The folder's tree object, as of the last write, with later edits.
+        raw: The folder's tree object, as of the last write, with ids changed since.
         places: Name -> (mode, offset of the raw id in `raw`).
+        moved: What came, changed its mode or went (None) since the last write: a patch
+            may bring thousands of files into one folder.
+        count: Number of entries.
         below: Visited folders by name.
         dirty: Whether `raw` differs from what was last written.
         written: Raw id of the last written version (b"" where there is none).
@@ -38,7 +41,9 @@ class _Folder:
 
     __slots__ = (
         "below",
+        "count",
         "dirty",
+        "moved",
         "patches",
         "places",
         "raw",
@@ -49,6 +54,8 @@ class _Folder:
     def __init__(self, raw: bytes, written: bytes) -> None:
         self.raw = bytearray(raw)
         self.places = index_tree(raw)
+        self.moved: dict[bytes, Entry | None] = {}
+        self.count = len(self.places)
         self.below: dict[bytes, _Folder] = {}
         self.dirty = False
         self.written = written
@@ -56,15 +63,26 @@ class _Folder:
         self.patches: set[int] | None = set()
 
     def entry(self, name: bytes) -> Entry | None:
+        if name in self.moved:
+            return self.moved[name]
         place = self.places.get(name)
         if place is None:
             return None
         mode, offset = place
         return Entry(mode, bytes(self.raw[offset : offset + 20]))
 
+    def names(self) -> Iterator[bytes]:
+        """Yield the names of all entries, those of the last write first, in order."""
+        for name in self.places:
+            if self.moved.get(name, _THERE) is not None:
+                yield name
+        for name, entry in self.moved.items():
+            if entry is not None and name not in self.places:
+                yield name
+
     def set(self, name: bytes, mode: int, oid: bytes) -> None:
         place = self.places.get(name)
-        if place is not None and place[0] == mode:
+        if place is not None and place[0] == mode and name not in self.moved:
             offset = place[1]
             if self.raw[offset : offset + 20] != oid:
                 self.raw[offset : offset + 20] = oid
@@ -72,27 +90,56 @@ class _Folder:
                     self.patches.add(offset)
                 self.dirty = True
             return
-        if place is not None:
-            self.remove(name)
-        key = tree_sort_key(name, mode)
-        position = 0
-        for other, (other_mode, offset) in self.places.items():
-            if tree_sort_key(other, other_mode) > key:
-                break
-            position = offset + 20
-        self.raw[position:position] = b"%o %s\0%s" % (mode, name, oid)
-        self._reindex()
+        if self.entry(name) is None:
+            self.count += 1
+        self._move(name, Entry(mode, oid))
 
     def remove(self, name: bytes) -> None:
-        mode, offset = self.places[name]
-        start = offset - len(b"%o %s\0" % (mode, name))
-        del self.raw[start : offset + 20]
-        self._reindex()
+        self.count -= 1
+        self._move(name, None)
 
-    def _reindex(self) -> None:
-        self.places = index_tree(bytes(self.raw))
+    def _move(self, name: bytes, entry: Entry | None) -> None:
+        if entry is None and name not in self.places:
+            del self.moved[name]
+        else:
+            self.moved[name] = entry
         self.patches = None
         self.dirty = True
+
+    def settle(self) -> bytes:
+        """Return the folder's tree object, with everything that moved in its place."""
+        if self.moved:
+            self._merge()
+        return bytes(self.raw)
+
+    def _merge(self) -> None:
+        fresh = [
+            (
+                tree_sort_key(name, entry.mode),
+                b"%o %s\0%s" % (entry.mode, name, entry.oid),
+            )
+            for name, entry in self.moved.items()
+            if entry is not None
+        ]
+        fresh.sort(reverse=True)
+        pieces: list[bytes | bytearray] = []
+        copied = end = 0
+        for name, (mode, offset) in self.places.items():
+            begin, end = end, offset + 20
+            while fresh and fresh[-1][0] < tree_sort_key(name, mode):
+                pieces += (self.raw[copied:begin], fresh.pop()[1])
+                copied = begin
+            if name in self.moved:
+                pieces.append(self.raw[copied:begin])
+                copied = end
+        pieces.append(self.raw[copied:])
+        pieces += [raw for _, raw in reversed(fresh)]
+        self.raw = bytearray().join(pieces)
+        self.places = index_tree(bytes(self.raw))
+        self.moved.clear()
+
+
+_THERE = Entry(0, b"")
 
 
 class TreeEditor:
@@ -177,7 +224,7 @@ class TreeEditor:
     def _first(
         self, folder: _Folder, prefix: bytes, besides: Collection[bytes]
     ) -> tuple[bytes, Entry] | None:
-        for name in folder.places:
+        for name in folder.names():
             path = prefix + b"/" + name
             below = self._below(folder, name)
             if below is not None:
@@ -239,7 +286,7 @@ class TreeEditor:
         self._touch(parents)
         chain[-1].remove(name)
         for depth in range(len(parents), 0, -1):
-            if chain[depth].places:
+            if chain[depth].count:
                 break
             chain[depth - 1].remove(parents[depth - 1])
             chain[depth - 1].below.pop(parents[depth - 1], None)
@@ -268,7 +315,7 @@ class TreeEditor:
         for name, below in folder.below.items():
             if below.dirty:
                 folder.set(name, MODE_TREE, self._write(below, writer))
-        raw = bytes(folder.raw)
+        raw = folder.settle()
         oid = object_id(TREE, raw)
         if oid != folder.written:
             if folder.patches is not None and folder.written in writer:

@@ -111,11 +111,17 @@ def parse_toml(text: str, file: str) -> dict[str, Any]:
         raise _syntax_error(str(error), text, file) from None
     except RecursionError:
         raise InputError(
-            f"{file}: nested too deeply", kind="bad-toml", where={"file": file}
+            f"{file}: nested too deeply",
+            kind="bad-toml",
+            hint="no key of ours holds more than a few lists in each other",
+            where={"file": file},
         ) from None
     except ValueError as error:  # a number beyond Python's limit of digits
         raise InputError(
-            f"{file}: not TOML: {error}", kind="bad-toml", where={"file": file}
+            f"{file}: not TOML: {error}",
+            kind="bad-toml",
+            hint="no number of ours has that many digits",
+            where={"file": file},
         ) from None
 
 

@@ -89,6 +89,27 @@ def test_a_checked_out_branch_is_refused_in_any_work_tree(
     assert target.git("rev-parse", "free") == source.head
 
 
+def test_a_symbolic_ref_is_not_written_through(source: Repo, tmp_path: Path) -> None:
+    """It would move what it stands for, which may be checked out."""
+    target = Repo(tmp_path / "target")
+    target.commit("x\n", {"f": "1"})
+    target.git("symbolic-ref", "refs/heads/alias", "refs/heads/main")
+    before = target.head
+    with pytest.raises(UsageError, match="stands for refs/heads/main"):
+        publish(source, target.path, "refs/heads/alias")
+    assert target.head == before
+
+
+def test_a_repository_with_a_bad_configuration_is_said_to_have_one(
+    source: Repo, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    git("init", "-q", "--bare", str(target))
+    (target / "config").write_text("[core\n")
+    with pytest.raises(InputError, match="bad config"):
+        publish(source, target, "refs/heads/fork")
+
+
 def test_what_is_no_repository_is_said_to_be_none(source: Repo, tmp_path: Path) -> None:
     for place in (tmp_path / "missing", tmp_path):
         with pytest.raises(InputError, match="not a git repository"):
@@ -99,8 +120,9 @@ def test_a_ref_that_cannot_be_made_is_an_error(source: Repo, tmp_path: Path) -> 
     target = tmp_path / "target"
     git("init", "-q", "--bare", str(target))
     publish(source, target, "refs/heads/a")
-    with pytest.raises(InputError, match="cannot write refs/heads/a/b"):
+    with pytest.raises(InputError, match="cannot write refs/heads/a/b") as error:
         publish(source, target, "refs/heads/a/b")
+    assert "another name" in (error.value.hint or "")
 
 
 def test_a_shallow_store_reaches_a_repository_that_has_the_base(

@@ -7,7 +7,15 @@ import pytest
 from support import git
 
 from stackctl.errors import InputError
-from stackctl.git.objects import BLOB, MODE_EXEC, MODE_FILE, MODE_LINK, MODE_TREE
+from stackctl.git.objects import (
+    BLOB,
+    MODE_EXEC,
+    MODE_FILE,
+    MODE_LINK,
+    MODE_TREE,
+    Entry,
+    index_tree,
+)
 from stackctl.git.store import Store
 from stackctl.git.tree import TreeEditor
 
@@ -140,3 +148,55 @@ def test_first_file_looks_past_the_named_ones(store: Store) -> None:
     assert editor.first_file(b"d", {b"d/a", b"d/b/c", b"d/z"}) is None
     assert editor.first_file(b"d/a") is None
     assert editor.first_file(b"none") is None
+
+
+def test_a_folder_is_read_once_however_many_files_come_and_go(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A patch may bring thousands of files into one folder."""
+    writer = store.writer()
+    blob = writer.add(BLOB, b"x")
+    writer.finish()
+    editor = TreeEditor(store, empty(store))
+    calls = []
+
+    def counted(raw: bytes) -> dict[bytes, tuple[int, int]]:
+        calls.append(len(raw))
+        return index_tree(raw)
+
+    monkeypatch.setattr("stackctl.git.tree.index_tree", counted)
+    names = [b"d/%03d" % (n * 7 % 500) for n in range(500)]
+    writer = store.writer()
+    for name in names:
+        editor.put(name, MODE_FILE, blob)
+    editor.write(writer)
+    for name in names[:200]:
+        editor.delete(name)
+    editor.put(names[0], MODE_EXEC, blob)
+    tree = editor.write(writer)
+    writer.finish()
+    files = dict.fromkeys(names[200:], (MODE_FILE, blob))
+    files[names[0]] = (MODE_EXEC, blob)
+    assert tree == tree_by_git(store, files)
+    assert len(calls) < 10
+
+
+def test_files_that_come_between_writes_are_seen_at_once(store: Store) -> None:
+    writer = store.writer()
+    blob = writer.add(BLOB, b"x")
+    writer.finish()
+    editor = TreeEditor(store, empty(store))
+    editor.put(b"d/a", MODE_FILE, blob)
+    editor.put(b"d/b/c", MODE_FILE, blob)
+    editor.delete(b"d/a")
+    assert editor.get(b"d/a") is None
+    assert editor.first_file(b"d") == (b"d/b/c", Entry(MODE_FILE, blob))
+    editor.put(b"d/a", MODE_LINK, blob)
+    assert editor.get(b"d/a") == Entry(MODE_LINK, blob)
+    editor.delete(b"d/b/c")
+    assert editor.get(b"d/b") is None
+    editor.delete(b"d/a")
+    assert editor.get(b"d") is None
+    writer = store.writer()
+    assert editor.write(writer) == empty(store)
+    writer.abort()
