@@ -137,7 +137,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
                 raise
         finally:
             os.close(fd)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise _write_error(path, error) from None
 
@@ -230,8 +230,12 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the new name durable; a file system that cannot is not an error."""
+def sync_folder(folder: Path) -> None:
+    """Make new names durable; a file system that cannot is not an error.
+
+    Args:
+        folder: The folder that they are in.
+    """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

@@ -21,7 +21,7 @@ from stackctl.compose.plan import WHOLE, Selection, find_set
 from stackctl.compose.publish import repository_of, without_settings
 from stackctl.compose.sources import patch_files
 from stackctl.errors import ConflictError, InputError, PinError, UsageError
-from stackctl.fsutil import refuse_link_out, write_atomic
+from stackctl.fsutil import refuse_link_out, sync_folder, write_atomic
 from stackctl.git.apply import Workspace
 from stackctl.git.command import DamagedObjectError, GitCommandError, HermeticGit
 from stackctl.git.objects import COMMIT
@@ -34,9 +34,11 @@ from stackctl.git.patchtext.canonical import (
 from stackctl.git.patchtext.mail import read_patches
 from stackctl.git.patchtext.model import Identity, Patch
 from stackctl.git.store import Store
+from stackctl.interrupts import Hold
 from stackctl.model.ids import CommitId, Sha256, TreeId
 from stackctl.model.series import PatchSet, Series
 from stackctl.progress import SILENT, Progress
+from stackctl.scratch import scratch_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,8 @@ def write_set(
 ) -> Written:
     """Replace the patch files of a set.
 
-    New files are complete on disk before an old one goes. An interruption in between is
-    mended by running the same command again.
+    New files are complete on disk before an old one goes, and all take their places at
+    once, whatever interrupts it but `kill -9`; that is mended by the same command.
 
     Args:
         series: The series.
@@ -181,10 +183,21 @@ def _replace_files(
         or present[name].read_bytes() != data
     ]
     removed = sorted(present.keys() - wanted.keys())
-    for name in changed:
-        write_atomic(folder / name, wanted[name])
-    for name in removed:
-        present[name].unlink()
+    with scratch_folder(folder, ".stackctl-") as fresh:
+        for name in changed:
+            write_atomic(fresh / name, wanted[name])
+        # Neither a full disk nor Ctrl-C may leave a part of the old set beside a part
+        # of the new one: from here on, there is only renaming.
+        hold = Hold()
+        try:
+            hold.take()
+            for name in changed:
+                os.replace(fresh / name, folder / name)
+            for name in removed:
+                present[name].unlink()
+            sync_folder(folder)
+        finally:
+            hold.release()
     return changed, removed
 
 
