@@ -123,7 +123,7 @@ class Judge:
             if path is None:
                 others.append(doubt)
                 continue
-            (one, some), (other, others_words) = doubt.families
+            (_, some), (_, others_words) = doubt.families
             raise AmbiguousImageError(
                 f"layer {doubt.layer}: runtimes disagree about /{show(path)}: {some} "
                 f"{doubt.merging}; {others_words} {doubt.unpacking}",
@@ -132,7 +132,7 @@ class Judge:
                 where={
                     "layer": doubt.layer,
                     "path": "/" + show(path),
-                    "sees": {one: doubt.merging, other: doubt.unpacking},
+                    "sees": _who_sees_what(doubt),
                 },
             )
         if others:
@@ -146,7 +146,7 @@ class Judge:
                     extra={
                         "causes": sorted({d.code for d in others}),
                         "sees": {
-                            d.code: {"overlay": d.merging, "one-folder": d.unpacking}
+                            d.code: _who_sees_what(d)
                             for d in sorted(others, key=lambda d: d.code)
                         },
                     },
@@ -371,6 +371,12 @@ class Judge:
         )
 
 
+def _who_sees_what(doubt: Doubt) -> dict[str, str]:
+    """Return what each family of readers makes of a doubt, by the family's name."""
+    (one, _), (other, _) = doubt.families
+    return {one: doubt.merging, other: doubt.unpacking}
+
+
 class _Sources:
     """Gives the judged source of an untracked file by its path in the image."""
 
@@ -411,6 +417,7 @@ class _Relevance:
 
     def __init__(self, view: View, comparisons: Sequence[Comparison]) -> None:
         self._roots = [c.real_path for c in comparisons]
+        self._checkouts = [c.real_path for c in comparisons if c.root.kind == CHECKOUT]
         self._exact: set[bytes] = set()
         for comparison in comparisons:
             self._exact.update(
@@ -434,8 +441,10 @@ class _Relevance:
         """Return the path that makes a doubt count, or None."""
         for path in doubt.paths:
             if doubt.modes_only:
-                # A file that is still there has all its names.
-                if path in self._checkout_links:
+                # A linked file that is still there has all its names.
+                if path in self._checkout_links or (
+                    doubt.code != "hardlink-mode" and _inside(path, self._checkouts)
+                ):
                     return path
             elif self._counts(path):
                 return path

@@ -289,7 +289,9 @@ def test_an_index_that_differs_elsewhere(tmp_path: Path, kind: str) -> None:
     assert (report.verdict, codes(report)) == ("match", {"ambiguous-outside-root"})
     (warning,) = report.warnings
     assert warning.paths == (f"/{HOSTS}",)
-    assert warning.extra == {"causes": ["lazy-index"]}
+    assert warning.extra is not None
+    assert warning.extra["causes"] == ["lazy-index"]
+    assert set(warning.extra["sees"]["lazy-index"]) == {"lazy", "tar"}  # type: ignore[index]
     assert index_of(report)["agrees"] is False
 
 
