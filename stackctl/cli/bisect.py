@@ -19,6 +19,7 @@ from stackctl.cli.gate_options import (
 )
 from stackctl.cli.output import Outcome
 from stackctl.errors import UsageError
+from stackctl.gates.rule.words import counted
 
 if TYPE_CHECKING:
     from stackctl.bisect.command import Evaluator
@@ -112,11 +113,11 @@ def report_text(report: "Report") -> Iterable[str]:
         yield f"note         {note}"
     work = report.work
     replayed = f", {work.replayed} of them from the log" if work.replayed else ""
-    yield f"tried        {work.evaluations} runs{replayed}"
+    yield f"tried        {counted(work.evaluations, 'run')}{replayed}"
     yield (
         f"time         {work.ns / 1e9:.1f} s, {work.run_ns / 1e9:.1f} s in commands, "
         f"{work.first_ns / 1e9:.2f} s to write whole trees, "
-        f"{work.switch_ns / 1e9:.2f} s to change them {work.switches} times"
+        f"{work.switch_ns / 1e9:.2f} s to change them {counted(work.switches, 'time')}"
     )
     yield f"log          {report.log}"
     for culprit in report.culprits:

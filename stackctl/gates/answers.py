@@ -109,10 +109,13 @@ class Answers:
             "reasons": list(receipt.reasons),
             "limitations": list(receipt.predicate.limitations),
             "problems": [],
+            "last_words": [],
             "receipt": self.place(judged),
             "output": None,
             "resumed_units": 0,
             "units": len(receipt.predicate.units),
+            "nodes": [],
+            "lost_nodes": [],
             "claims": list(receipt.predicate.decision.get("claims", ())),
             "ns": 0,
         }

@@ -27,7 +27,7 @@ from stackctl.gates.bound import lacking
 from stackctl.gates.model import FOLDER, Gate, GateFiles
 from stackctl.gates.receipt.verify import follows
 from stackctl.gates.rule.model import ORDER
-from stackctl.gates.run import Engine, past_seconds
+from stackctl.gates.run import Engine, Outcome, past_seconds
 from stackctl.model.series import Series
 
 JOURNAL: Final = "qualify.json"
@@ -81,10 +81,7 @@ class Unread:
     def entry(self) -> dict[str, Any]:
         """Return the JSON form: that of a gate that nothing answers, and the error."""
         return {
-            "gate": self.name,
-            "verdict": None,
-            "reasons": [self.error.message],
-            "claims": [],
+            **Outcome(self.name, None, (self.error.message,)).document(),
             "kind": None,
             "required": list(self.required),
             "advisory": list(self.advisory),

@@ -6,7 +6,7 @@ from pathlib import Path
 from stackctl.errors import StackctlError
 from stackctl.image.layout import DirLayout, OciLayout
 from stackctl.image.limits import Limits
-from stackctl.image.platform import Platform
+from stackctl.image.platform import parse_platform
 from stackctl.image.reference import parse_reference, parse_registry
 from stackctl.image.source import Resolver
 
@@ -26,13 +26,13 @@ def names_content(text: str) -> bool:
     return False
 
 
-def digest_now(text: str, folder: Path, platform: Platform | None) -> str | None:
+def digest_now(text: str, folder: Path, platform: str | None) -> str | None:
     """Return the digest of the image that lies at a reference now.
 
     Args:
         text: The reference, as a user names it.
         folder: Where its path is looked for, if that is relative.
-        platform: Which image of an index; None for this machine's.
+        platform: Which image of an index, like `linux/amd64`; None for this machine's.
 
     Returns:
         The digest as `verify-image` tells it. None where there is no image, or where
@@ -42,13 +42,14 @@ def digest_now(text: str, folder: Path, platform: Platform | None) -> str | None
     try:
         reference = parse_reference(text, folder)
         path = Path(reference.location)
+        wanted = parse_platform(platform) if platform else None
         if reference.transport == "oci":
             layout = OciLayout(path, limits)
             roots = layout.roots(reference.tag)
-            return Resolver(layout, limits, platform).resolve(roots).digest
+            return Resolver(layout, limits, wanted).resolve(roots).digest
         if reference.transport == "dir":
             single = DirLayout(path, limits)
-            return Resolver(single, limits, platform).resolve(single.roots()).digest
+            return Resolver(single, limits, wanted).resolve(single.roots()).digest
     except (StackctlError, OSError):
         pass  # there is none, or a bad one: whoever verifies it hears of it
     return None

@@ -435,6 +435,23 @@ def test_a_gate_that_was_run_again_and_again_shows_it(brought, machine):
     assert "one of 2 that count" in run("qualify", cwd=brought.folder).out
 
 
+def test_every_row_has_the_same_keys_whatever_answers_it(brought, machine):
+    (path,) = receipts(brought)
+    held = qualify(brought).json["gates"]
+    path.unlink()
+    missing = qualify(brought).json["gates"]
+    ran = qualify(brought, env=machine).json["gates"]
+    assert [row["source"] for row in (*held, *missing, *ran)] == [
+        "receipt",
+        None,
+        "ran",
+    ]
+    assert held[0].keys() == missing[0].keys() == ran[0].keys()
+    (brought.folder / "ci/gates/special.toml").write_text("schema = 1\n")
+    (torn,) = qualify(brought).json["gates"]
+    assert torn.keys() == {*ran[0], "error"}
+
+
 def test_damaged_files_beside_a_receipt_are_told(brought, machine):
     assert "damaged" not in run("qualify", cwd=brought.folder).out
     answer(brought, "no")

@@ -157,7 +157,6 @@ class ProjectState:
         """
         if gate.name not in self._images:
             from stackctl.image.identity import digest_now, names_content
-            from stackctl.image.platform import parse_platform
 
             self._images[gate.name] = [
                 (
@@ -167,7 +166,7 @@ class ProjectState:
                     else digest_now(
                         ref.replace("{project}", str(self.project)),
                         self.project,
-                        parse_platform(platform) if platform else None,
+                        platform,
                     ),
                 )
                 for ref, platform in self.named_images(gate)
