@@ -51,11 +51,11 @@ class Lazy:
     annotations: dict[str, str]
     suffix: str
 
-    def image(self, *below: bytes) -> Built:
-        """Return an image of this layer over plain ones."""
-        image = build_image([*below, self.tar])
+    def image(self, *below: bytes, above: tuple[bytes, ...] = ()) -> Built:
+        """Return an image of this layer between plain ones."""
+        image = build_image([*below, self.tar, *above])
         manifest = json.loads(image.blobs.pop(image.manifest))
-        manifest["layers"][-1].update(
+        manifest["layers"][len(below)].update(
             digest=sha256(self.blob),
             size=len(self.blob),
             mediaType=f"{OCI_LAYER}+{self.suffix}",

@@ -319,6 +319,11 @@ def settle(view: View, number: int, outcome: Outcome) -> None:
         if node is not None and node.kind == "f" and node.layer == number:
             node.times = (*node.times, time)
     for found in outcome.differences:
+        if found.modes_only:
+            node = view.lookup(found.path, follow=False).node
+            if node is None or node.layer != number:
+                # Whatever it had, it is gone.
+                continue
         paths = dict.fromkeys(_concerned(view, found))
         view.doubts.append(
             Doubt(

@@ -308,6 +308,19 @@ def test_modes_matter_in_a_checkout_only(
     assert report.reason["code"] == "ambiguous-lazy-index"
 
 
+@pytest.mark.parametrize("above", [True, False])
+def test_modes_of_a_file_that_is_gone(tmp_path: Path, above: bool) -> None:
+    checkout = tree_layer(DEMO.files, "opt/demo")
+    layer = estargz(checkout, edit=change("opt/demo/README.md", mode=0o755))
+    again = Tar().file("opt/demo/README.md", DEMO.files["README.md"]).done()
+    image = layer.image(above=(again,) if above else ())
+    layout = write_layout(tmp_path / "image", image)
+    expected = folder_tree(DEMO.write(tmp_path / "expected"))
+    root = Root(".", "/opt/demo", CHECKOUT)
+    report = verify(Request(f"oci:{layout}", [expected], (root,)))
+    assert report.verdict == ("match" if above else "unverifiable"), report.reason
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_bytecode_of_the_time_that_only_the_index_gives(
     tmp_path: Path, kind: str
