@@ -253,9 +253,12 @@ class Cache:
         # Another process may have made the table while we waited for our turn.
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version != FACTS_VERSION:
+            # Programs of version 1, whose values had no checksum, may still run: they
+            # must find no table rather than values that they would misread.
             connection.execute("DROP TABLE IF EXISTS facts")
+            connection.execute("DROP TABLE IF EXISTS sealed_facts")
             connection.execute(
-                "CREATE TABLE facts (kind TEXT, key BLOB, value BLOB, "
+                "CREATE TABLE sealed_facts (kind TEXT, key BLOB, value BLOB, "
                 "PRIMARY KEY (kind, key)) WITHOUT ROWID"
             )
             connection.execute(f"PRAGMA user_version = {FACTS_VERSION}")
@@ -297,7 +300,7 @@ class Cache:
                 part = wanted[start : start + 500]
                 marks = ",".join("?" * len(part))
                 rows = connection.execute(
-                    "SELECT key, value FROM facts WHERE kind = ? "  # noqa: S608
+                    "SELECT key, value FROM sealed_facts WHERE kind = ? "  # noqa: S608
                     f"AND key IN ({marks})",
                     (kind, *part),
                 )
@@ -323,7 +326,7 @@ class Cache:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 connection.executemany(
-                    "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)",
+                    "INSERT OR REPLACE INTO sealed_facts VALUES (?, ?, ?)",
                     [(kind, k, _sealed(kind, k, facts[k])) for k in facts],
                 )
                 connection.execute("COMMIT")

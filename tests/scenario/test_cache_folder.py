@@ -72,7 +72,9 @@ def test_damaged_facts_of_steps_are_derived_again(tmp_path: Path) -> None:
     env = {"STACKCTL_CACHE_DIR": str(folder)}
     first = run("compose", "--json", "-C", project.folder, env=env)
     with sqlite3.connect(folder / "facts.sqlite3") as facts:
-        rows = facts.execute("UPDATE facts SET value = x'7b00' WHERE kind = 'step'")
+        rows = facts.execute(
+            "UPDATE sealed_facts SET value = x'7b00' WHERE kind = 'step'"
+        )
         assert rows.rowcount
     facts.close()
     second = run("compose", "--json", "-C", project.folder, env=env)

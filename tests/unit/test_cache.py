@@ -270,7 +270,7 @@ def test_facts_without_their_table_are_made_again(tmp_path: Path) -> None:
     cache.folder.mkdir()
     cache.put("step", {b"k": b"v"})
     with sqlite3.connect(cache.folder / "facts.sqlite3") as connection:
-        connection.execute("DROP TABLE facts")
+        connection.execute("DROP TABLE sealed_facts")
     connection.close()
     again = Cache(cache.folder)
     assert again.get("step", [b"k"]) == {}
