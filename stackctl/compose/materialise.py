@@ -15,7 +15,7 @@ from typing import Protocol
 
 from stackctl.errors import InputError, UsageError
 from stackctl.fsutil import folder_error
-from stackctl.git.objects import MODE_EXEC, MODE_LINK, MODE_SUBMODULE
+from stackctl.git.objects import MODE_EXEC, MODE_LINK, MODE_SUBMODULE, MODE_TREE
 from stackctl.git.patchtext.paths import path_problem
 from stackctl.model.ids import TreeId
 from stackctl.progress import SILENT, Progress
@@ -124,12 +124,8 @@ def write_file(root: bytes, path: bytes, mode: int, data: bytes) -> None:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         descriptor = os.open(target, flags, 0o600)
-    except FileExistsError:
-        shown = path.decode("utf-8", "backslashreplace")
-        raise InputError(
-            f"{shown} collides with another path of the tree on this file system",
-            kind="path-collision",
-        ) from None
+    except (OSError, ValueError) as error:
+        raise _path_error(path, mode, data, error) from None
     try:
         view = memoryview(data)
         while view:
@@ -137,6 +133,40 @@ def write_file(root: bytes, path: bytes, mode: int, data: bytes) -> None:
         os.fchmod(descriptor, 0o755 if mode == MODE_EXEC else 0o644)
     finally:
         os.close(descriptor)
+
+
+# What a file system says of one name, and not of itself.
+_OF_NAMES = frozenset(
+    (errno.ENAMETOOLONG, errno.ENOENT, errno.EINVAL, errno.EILSEQ)
+)  # fmt: skip
+
+
+def _path_error(
+    path: bytes, mode: int, data: bytes, error: OSError | ValueError
+) -> Exception:
+    """Return the error for a path that this file system does not take."""
+    shown = path.decode("utf-8", "backslashreplace")
+    where = {"path": shown}
+    if isinstance(error, FileExistsError):
+        return InputError(
+            f"{shown} collides with another path of the tree on this file system",
+            kind="path-collision",
+            hint="write the tree to a file system that tells the two apart",
+            where=where,
+        )
+    if isinstance(error, OSError) and error.errno not in _OF_NAMES:
+        return error
+    problem = str(error)
+    if isinstance(error, OSError):
+        problem = error.strerror or problem
+    if mode == MODE_LINK:
+        problem = f"it is a link whose target has {len(data)} bytes ({problem})"
+    return InputError(
+        f"{shown} cannot be written on this file system: {problem}",
+        kind="unwritable-path",
+        hint="the tree is as it should be, only not as a folder here",
+        where=where,
+    )
 
 
 def _make_parents(root: bytes, parent: bytes, made: set[bytes]) -> None:
@@ -149,13 +179,8 @@ def _make_parents(root: bytes, parent: bytes, made: set[bytes]) -> None:
             target = root + b"/" + folder
             try:
                 os.mkdir(target, 0o700)
-            except FileExistsError:
-                shown = folder.decode("utf-8", "backslashreplace")
-                raise InputError(
-                    f"{shown} collides with another path of the tree on this file "
-                    "system",
-                    kind="path-collision",
-                ) from None
+            except OSError as error:
+                raise _path_error(folder, MODE_TREE, b"", error) from None
             os.chmod(target, 0o755)
         made.add(folder)
 

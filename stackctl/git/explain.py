@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stackctl.errors import ConflictError
 from stackctl.git.apply import PatchRejectedError, Workspace
-from stackctl.git.objects import MODE_TREE
+from stackctl.git.objects import MODE_LINK, MODE_TREE
 from stackctl.git.patchtext.model import FileChange, Hunk, Patch
 
 _SHOWN_BYTES = 200
@@ -140,7 +140,10 @@ def _explain_change(
     assert path is not None
     blocker = workspace.editor.blocking(path)
     if blocker is not None:
-        return f"{_show(path)}: its parent {_show(blocker)} is a file", where, []
+        found = workspace.editor.get(blocker)
+        link = found is not None and found.mode == MODE_LINK
+        kind = "a symbolic link" if link else "a file"
+        return f"{_show(path)}: its parent {_show(blocker)} is {kind}", where, []
     entry = workspace.editor.get(path)
     if change.kind == "add":
         if entry is None:

@@ -108,3 +108,30 @@ def test_hostile_trees_write_nothing(
         materialise(store, tree, tmp_path / "out")  # type: ignore[arg-type]
     after = sorted(p for p in tmp_path.rglob("*") if store.git_dir not in p.parents)
     assert after == before
+
+
+@pytest.mark.parametrize(
+    ("entry", "named"),
+    [
+        (b"100644 " + b"n" * 300, "n" * 300),
+        (b"120000 empty", "empty .* target has 0 bytes"),
+        (b"120000 long", "long .* target has 5000 bytes"),
+        (b"40000 " + b"d" * 300, "d" * 300),
+    ],
+)
+def test_a_path_that_the_file_system_does_not_take_is_named(
+    repo: Repo, tmp_path: Path, entry: bytes, named: str
+) -> None:
+    store = Store(repo.path / ".git")
+    writer = store.writer()
+    data = b"t" * 5000 if b"long" in entry else b""
+    below = writer.add(BLOB, data)
+    if entry.startswith(b"4"):
+        below = writer.add(TREE, b"100644 f\0" + below)
+    tree = writer.add(TREE, entry + b"\0" + below).hex()
+    writer.finish()
+    store.refresh()
+    with pytest.raises(InputError, match=named) as error:
+        materialise(store, tree, tmp_path / "out")  # type: ignore[arg-type]
+    assert error.value.kind == "unwritable-path"
+    assert not (tmp_path / "out").exists()

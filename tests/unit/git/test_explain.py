@@ -133,6 +133,7 @@ def test_a_missing_last_line_feed_is_made_visible(case: Case) -> None:
         ({"k": "k"}, {"n": "new\n"}, {"n": "new\n"}, "exactly this content"),
         ({"k": "k"}, {"n": "new\n"}, {"n/x": "1"}, "n should be new but is a folder"),
         ({"k": "k"}, {"n/x": "new\n"}, {"n": "1"}, "its parent n is a file"),
+        ({"k": "k"}, {"n/x": "new\n"}, {"n": "-> k"}, "its parent n is a symbolic"),
         ({"f": "x\n"}, {"f": "y\n"}, {"f": "-> k"}, "f is of another type"),
         ({"f": b"\0a"}, {"f": b"\0b"}, {"f": b"\0c"}, "the binary patch is for"),
         ({"f": b"\0a"}, {"f": b"\0b"}, {"f": b"\0b"}, "has the new content already"),
