@@ -660,7 +660,7 @@ class History:
             raise MissingObjectError(
                 f"the history of the pinned commits is not complete: {error.message}",
                 hint="complete the repository: git fetch --unshallow, git fetch "
-                "--refetch",
+                "--refetch; where an object is corrupt, get the repository anew",
             ) from error
         for line in text.splitlines():
             commit, *parents = line.split(" ")

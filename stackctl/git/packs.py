@@ -36,7 +36,10 @@ _MAP_FROM = 1 << 18
 _DELTA_MIN = 4
 """Shortest delta that git reads: bytes. One that makes an empty file is shorter."""
 
-_MEND = "run `stackctl cache clean` and compose again"
+_MEND = (
+    "if the cache is the damaged one, run `stackctl cache clean` and compose again; "
+    "otherwise `git fsck` that repository"
+)
 
 _STORED_LIMIT = 4096
 """Objects up to this size (bytes) are not compressed: setting zlib up costs 60 us."""
@@ -217,7 +220,7 @@ class Pack:
             )
         size = len(self._index)
         damaged = PinError(
-            f"pack index {index.name} is damaged", kind="bad-object", hint=_MEND
+            f"pack index {index} is damaged", kind="bad-object", hint=_MEND
         )
         if self._index[:8] != _INDEX_MAGIC or size < 8 + 1024 + 40:
             raise damaged
@@ -308,9 +311,7 @@ class Pack:
         return out
 
     def _damaged(self) -> PinError:
-        return PinError(
-            f"pack {self.path.name} is damaged", kind="bad-object", hint=_MEND
-        )
+        return PinError(f"pack {self.path} is damaged", kind="bad-object", hint=_MEND)
 
     def read_at(
         self, offset: int, reader: Callable[[bytes], tuple[int, bytes]]
