@@ -22,19 +22,22 @@ import platform
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import kda_process
 import torch
 
 SWITCH = "VLLM_GLM53_KDA_GATE_SIDE_STREAM"
 HIDDEN, HEADS, HEAD_DIM = 4096, 64, 128
 ARMS = ("base", "off", "on")
-# The overlap with the weight prefetch of the set `prefetch`, where the tree has both.
-BOTH = "both"
+# Of the set `prefetch`; with it and the overlap an arm has both, where the tree has.
 PREFETCH = "VLLM_GLM53_L2_PREFETCH"
+# From this many tokens on, visit after visit reaches the GPU's power limit.
+HOT_TOKENS = 128
 
 
 def load_base(path: str) -> ModuleType:
@@ -147,7 +150,7 @@ class Chain:
         finally:
             torch.set_default_dtype(previous)
         self._prepare()
-        self.prefetch: Any = None
+        self.prefetches: dict[str, tuple[Any, list[Decoder]]] = {}
         # One capture stream, used for the warm-up as well: the workspaces of its
         # GEMMs are then not counted as part of some graph's pool.
         self.stream = torch.cuda.Stream() if device == "cuda" else None
@@ -229,11 +232,26 @@ class Chain:
         """
         return [s.clone() for layer in self.layers["base"] for s in layer.kv_cache]
 
+    def prefetch(self, arm: str, switches: dict[str, str]) -> None:
+        """Give an arm the overlap and a weight prefetch of its own.
+
+        Args:
+            arm: Its name.
+            switches: Of the prefetch, read at the arm's first run.
+        """
+        from vllm.models.glm5next.nvidia.l2_prefetch import PrefetchChain
+
+        for name in [name for name in os.environ if name.startswith(PREFETCH)]:
+            del os.environ[name]
+        os.environ.update(switches)
+        decoders = [Decoder(layer) for layer in self.layers["tree"]]
+        self.prefetches[arm] = PrefetchChain(decoders), decoders
+
     def run(self, arm: str, mode: str, layers: list[Any] | None = None) -> torch.Tensor:
         """Run the chain once.
 
         Args:
-            arm: ``base``, ``off`` or ``on``.
+            arm: ``base``, ``off``, ``on`` or one that was given a prefetch.
             mode: Name of the CUDA graph runtime mode to announce.
             layers: Other layers than the arm's own.
 
@@ -243,14 +261,8 @@ class Chain:
         from vllm.config import CUDAGraphMode
         from vllm.forward_context import set_forward_context
 
-        os.environ[SWITCH] = "1" if arm in ("on", BOTH) else "0"
+        os.environ[SWITCH] = "0" if arm in ("base", "off") else "1"
         x = self.x
-        if arm == BOTH and self.prefetch is None:
-            from vllm.models.glm5next.nvidia.l2_prefetch import PrefetchChain
-
-            os.environ[PREFETCH] = "1"
-            self.decoders = [Decoder(layer) for layer in self.layers["tree"]]
-            self.prefetch = PrefetchChain(self.decoders)
         context = set_forward_context(
             self.metadata,
             self.config,
@@ -258,20 +270,21 @@ class Chain:
             cudagraph_runtime_mode=CUDAGraphMode[mode],
         )
         with torch.inference_mode(), context:
-            if arm == BOTH:
-                self.prefetch.begin(x.shape[0], x.device)
-                for decoder in self.decoders:
+            if arm in self.prefetches:
+                prefetch, decoders = self.prefetches[arm]
+                prefetch.begin(x.shape[0], x.device)
+                for decoder in decoders:
                     x = decoder.self_attn(hidden_states=x, positions=self.positions)
                     if decoder.l2_windows is not None:
                         decoder.l2_windows.after_attention()
                         decoder.l2_windows.after_mlp()
-                self.prefetch.finish()
+                prefetch.finish()
                 return x
             for layer in layers or self.layers["base" if arm == "base" else "tree"]:
                 x = layer(hidden_states=x, positions=self.positions)
         return x
 
-    def prefetches(self) -> int:
+    def recorded_prefetches(self) -> int:
         """Count the prefetches that graphs have recorded so far.
 
         Returns:
@@ -455,11 +468,11 @@ def _time_cell(
 
     def make(arm: str) -> None:
         nonlocal expected
-        before = chain.prefetches()
+        before = chain.recorded_prefetches()
         counters()
         graphs[arm], output = chain.capture(arm, keep=True)
         engaged[arm] = counters()
-        engaged[arm]["prefetches"] = chain.prefetches() - before
+        engaged[arm]["prefetches"] = chain.recorded_prefetches() - before
         chain.reset()
         graphs[arm].replay()
         torch.cuda.synchronize()
@@ -482,12 +495,16 @@ def _time_cell(
     chain.reset()
     clock = [clock_mhz()]
 
+    def visit(arm: str) -> float:
+        began = time.monotonic()
+        taken = measure_us(graphs[arm].replay, options.replays, chain.depth)
+        if tokens >= HOT_TOKENS:
+            time.sleep(time.monotonic() - began)
+        return taken
+
     def blocks(arms: Sequence[str] = ARMS) -> list[list[Any]]:
-        return [
-            [arm, measure_us(graphs[arm].replay, options.replays, chain.depth)]
-            for _ in range(options.blocks)
-            for arm in (*arms, *reversed(arms))
-        ]
+        turns = kda_process.turns(arms, options.blocks)
+        return [[arm, visit(arm)] for arm in turns]
 
     samples = blocks()
     beside, both = [], []
@@ -501,8 +518,10 @@ def _time_cell(
         torch.cuda.synchronize()
         beside = blocks()
         if options.both:  # its stream is one more, so it comes last
-            make(BOTH)
-            both = blocks(("base", "on", BOTH))
+            for arm, switches in options.both.items():
+                chain.prefetch(arm, switches)
+                make(arm)
+            both = blocks(("base", "on", *options.both))
     return {
         "tp": chain.tp,
         "tokens": tokens,
@@ -522,7 +541,7 @@ def _time_cell(
 
 
 def speed(config: Any, base: ModuleType, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one pair: all arms of all cells, interleaved as A B C C B A.
+    """Measure one pair: all arms of all cells, interleaved as C B A A B C.
 
     Args:
         config: From `engine`.
@@ -635,7 +654,9 @@ def main() -> None:
     parse.add_argument("--tp", type=int, nargs="+")
     parse.add_argument("--tokens", type=int, nargs="+")
     parse.add_argument("--cells", nargs="+", type=cell, metavar="TP:TOKENS")
-    parse.add_argument("--both", action="store_true", help="with the prefetch, last")
+    parse.add_argument(
+        "--both", type=json.loads, help="arms with the prefetch, last: {ARM: SWITCHES}"
+    )
     parse.add_argument("--depth", type=int, required=True)
     parse.add_argument("--seed", type=int, required=True)
     parse.add_argument("--blocks", type=int, default=4)

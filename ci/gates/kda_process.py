@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,19 @@ import _unit
 HERE = Path(__file__).resolve().parent
 KDA = "vllm/models/glm5next/common/kda.py"
 SWITCH = "VLLM_GLM53_KDA_GATE_SIDE_STREAM"
+
+
+def turns(arms: Sequence[str], blocks: int) -> list[str]:
+    """The visits of a cell: the arms backwards and forth, a number of times over.
+
+    What stands first and last is the arm that forks, so that all visits of the others
+    between two forks are neighbours: see kda_overlap_speed.py.
+
+    Args:
+        arms: The base, what does not fork, what does.
+        blocks: How often each arm is visited twice.
+    """
+    return [*reversed(arms), *arms] * blocks
 
 
 def run(

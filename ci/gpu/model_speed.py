@@ -6,7 +6,10 @@ meets every arm alike, and the base's two, A and A', take turns as A, A', A', A:
 control compares one process with the other. What a visit says is a median: of the
 device time of prefills of 4,080 tokens, and of a decode step of eight requests that a
 graph replays; and beside each the time on the wall, which the host's share of a step
-makes vary by a quarter from visit to visit.
+makes vary by a quarter from visit to visit. The gate visits an arm eight times, each of
+the base's processes four: one visit can be 3 % off, and of two it is half the figure.
+How many replays a visit saw, and the fastest, the median and the slowest of them, is in
+``extra`` (``replays ms``).
 
 ``--expect`` is that of model_arms.py: what the base's processes did on as much work.
 """
@@ -115,6 +118,9 @@ def worker(options: list[str], counters: list[str]) -> int:
             share = len(spans["replayed"]) / (DECODE_STEPS - 1)
             taken["decode"].append(statistics.median(spans["replayed"]) * share)
             taken["decode-wall"].append(wall / DECODE_STEPS)
+            shown = (min, statistics.median, max)
+            replayed = [round(figure(spans["replayed"]), 4) for figure in shown]
+            taken["replays ms"] = [len(spans["replayed"]), *replayed]
             return taken
 
         for _ in range(2):  # compiles, warms up
@@ -144,6 +150,7 @@ class Process:
 
     def __init__(self, arm: Arm, model: list[str]) -> None:
         self.arm, self.visits = arm, 0
+        self.replays: list[list[float]] = []
         counters = [expected.counter for expected in arm.wanted("")]
         command = [sys.executable, str(HERE / "model_speed.py"), "--worker"]
         command += [json.dumps([model, list(dict.fromkeys(counters))])]
@@ -185,6 +192,7 @@ class Process:
         """Measure once; one figure of each kind."""
         self.visits += 1
         taken = self.ask("visit")
+        self.replays.append(taken.pop("replays ms"))
         return {what: statistics.median(values) for what, values in taken.items()}
 
     def kill(self) -> None:
@@ -265,6 +273,8 @@ def measure(task: _unit.Task, args: argparse.Namespace) -> _unit.Answer:
         for process in processes:
             process.kill()
     spent = {"started": ready - began, "measured": time.monotonic() - ready}
+    replays = {process.arm.name: process.replays for process in (first, *rest)}
+    replays["base, the other process"] = again.replays
     nodes = {name: end["after"]["graph-nodes"] for name, end in ended.items()}
     return _unit.Answer(
         {"cells": {what: {"order": order, "values": values[what]} for what in WHAT}},
@@ -272,6 +282,7 @@ def measure(task: _unit.Task, args: argparse.Namespace) -> _unit.Answer:
         extra={
             "seconds": {name: round(s, 1) for name, s in spent.items()},
             "graph nodes": {"base": told["after"]["graph-nodes"], **nodes},
+            "replays ms": replays,
         },
     )
 
@@ -281,7 +292,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--expect", action="append", default=[])
     parser.add_argument("--model", type=shlex.split, default=[], metavar="OPTIONS")
-    parser.add_argument("--rounds", type=int, default=4, help="visits of a process")
+    parser.add_argument("--rounds", type=int, default=4, help="visits of an arm")
     args = parser.parse_args()
     if args.rounds % 4:
         parser.error("--rounds: a multiple of 4, for the base's two processes")

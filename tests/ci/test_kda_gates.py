@@ -17,22 +17,25 @@ import kda_overlap_speed as speed  # noqa: E402
 import kda_parity as parity  # noqa: E402
 import kda_process  # noqa: E402
 
+from stackctl.gates.rule.timed import halves  # noqa: E402
+
 ARMS = ("base", "off", "on")
 
 
 def speed_cell(tp: int = 4, tokens: int = 8, *, last: bool = False) -> dict[str, Any]:
     def taken(arms: tuple[str, ...]) -> list[list[Any]]:
-        return [[arm, 40.0] for arm in (*arms, *reversed(arms))]
+        return [[arm, 40.0] for arm in kda_process.turns(arms, 1)]
 
-    arms = (*ARMS, "both") if last else ARMS
-    forks = {"base": 0, "off": 0, "on": speed.DEPTH, "both": speed.DEPTH}
-    prefetches = {"base": 0, "off": 0, "on": 0, "both": speed.DEPTH}
+    both = ("both", "both-all") if last else ()
+    arms = (*ARMS, *both)
+    forks = dict.fromkeys(arms, speed.DEPTH) | {"base": 0, "off": 0}
+    prefetches = dict.fromkeys(ARMS, 0) | dict.fromkeys(both, speed.DEPTH)
     return {
         "tp": tp,
         "tokens": tokens,
         "samples_us_per_layer": taken(ARMS),
         "beside_other_stream_us_per_layer": taken(ARMS) if last else [],
-        "both_us_per_layer": taken(("base", "on", "both")) if last else [],
+        "both_us_per_layer": taken(("base", "on", *both)) if last else [],
         "base_alone_us_per_layer": [40.0],
         "single_us_per_layer": dict.fromkeys(ARMS, 50.0),
         "equal": dict.fromkeys(arms, True),
@@ -63,19 +66,53 @@ def test_each_cell_keeps_its_samples_in_their_order() -> None:
     assert set(cells) == {
         *("tp4/8", "tp2/8", "tp4/8/later", "tp4/8/other-stream", "tp4/8/prefetch"),
     }
-    assert cells["tp4/8"]["order"] == ["base", "off", "on", "on", "off", "base"]
+    assert cells["tp4/8"]["order"] == ["on", "off", "base", "base", "off", "on"]
     assert cells["tp4/8"]["values"] == {arm: [40.0, 40.0] for arm in ARMS}
-    assert set(cells["tp4/8/prefetch"]["values"]) == {"base", "on", "both"}
+    arms = {"base", "on", "both", "both-all"}
+    assert set(cells["tp4/8/prefetch"]["values"]) == arms
     assert set(found.extra) == {"tp4/8", "tp2/8", "tp4/8/later"}
     depth = speed.DEPTH
+    both = {"expected": 2 * depth, "counted": 2 * depth, "captured_nodes": 56 + depth}
     assert found.engagement == {
         "on": {"expected": 3 * depth, "counted": 3 * depth, "captured_nodes": 3 * 56},
-        "both": {
-            "expected": 2 * depth,
-            "counted": 2 * depth,
-            "captured_nodes": 56 + depth,
-        },
+        "both": both,
+        "both-all": both,
     }
+
+
+def test_levels_that_a_fork_draws_anew_do_not_show_in_the_control() -> None:
+    arms, levels = list(ARMS), [41.66, 40.95, 41.66, 41.66, 40.95, 40.95, 40.95, 41.66]
+    order = kda_process.turns(arms, len(levels))
+    draws, level = iter(levels), 0.0
+    base: list[float] = []
+    for before, arm in zip(["on", *order], order, strict=False):
+        if before == "on" != arm:
+            level = next(draws)
+        if arm == "base":
+            base.append(level)
+    assert next(draws, None) is None
+    one, two = halves(base)
+    assert one == two == levels
+
+
+def test_arms_beside_the_pair_bring_the_switches_of_their_prefetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def run(task: _unit.Task, what: str, *arguments: str) -> dict[str, Any]:
+        told.extend(arguments)
+        return {"cells": [speed_cell()]}
+
+    monkeypatch.setattr(kda_process, "run", run)
+    task = a_task(tmp_path, site=True, layer=True)
+    speed.measure(task, ["4:8"])
+    assert not [word for word in told if word.startswith("--both")]
+    switch = {kda_process.SWITCH: "1"}
+    task.env.update({"base": {}, "off": {}, "on": switch, "both": switch | {"A": "24"}})
+    speed.measure(task, ["4:8"])
+    (both,) = (word for word in told if word.startswith("--both="))
+    assert json.loads(both.removeprefix("--both=")) == {"both": {"A": "24"}}
 
 
 def test_missing_forks_show_in_the_counts() -> None:

@@ -109,6 +109,9 @@ def test_a_unit_is_one_block_with_the_visits_in_order(run, counted):
             "base": 4,
             "on": 4,
         }
+    seen = answer["extra"]["replays ms"]
+    assert seen["on"] == [[63, 1.0, 1.0, 1.0]] * 4
+    assert len(seen["base"]) == len(seen["base, the other process"]) == 2
     # The base was visited half as often, and says what four visits take.
     assert answer["engagement"] == {
         "on": {"expected": CALLS, "counted": counted, "captured_nodes": 7}
