@@ -5,15 +5,18 @@ of 128, the shard of one rank), projections as plain GEMMs, convolution, recurre
 core and gated norm by the tree's own kernels, recorded in one CUDA graph. One process
 is one pair; inside it the arms take turns, forth and back. Every other arm than the
 base prefetches through the tree's `PrefetchChain` with the arm's switches. The base has
-two recordings, A and A', that take turns as A, A', A', A: its control compares one with
-the other, for where a graph's memory lies shows by about 0.1 %. A KDA layer of one rank
-has no all-reduce, so this is about window A and the fallbacks; windows B and C need
-several GPUs (l2_prefetch_tp2.py).
+four recordings that take turns, two before the other arms' and two behind: its control
+compares the first and the last with the two between, for where a graph's memory lies
+shows by 0.1 %, and at TP 4 and one token by 0.6. A KDA layer of one rank has no
+all-reduce, so this is about window A and the fallbacks; windows B and C need several
+GPUs (l2_prefetch_tp2.py).
 
 Arguments are TP:TOKENS; at the first one all arms are timed, at the others the base and
 `on`. Cells "gemm/..." are one M=8 GEMM, the base's with a cold weight and `on`'s with a
 prefetched one, behind clean and behind dirty lines, less an empty interval's time. What
-a hot weight takes, and issuing a prefetch, is beside them.
+a hot weight takes, and issuing a prefetch, is beside them. Every interval comes after a
+GEMM and a flush, whatever was measured before, and all have the same two events: with
+two new ones each, an arm's figures went up and down by 1 us, every four blocks anew.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ KERNELS = (  # the region's kernels: the same file in both trees
     "vllm/third_party/flash_linear_attention/ops/kda.py",
 )
 ROUNDS = 40  # visits of an arm at a shape
-GEMM_BLOCKS = 8
+GEMM_BLOCKS = 24
 
 
 def build_layers(
@@ -320,11 +323,17 @@ def gemm_times(l2: Any, cuda: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     sink = torch.zeros(1, device=device)
     cuda.set_persisting(cuda.default_persisting)
 
-    def timed(prepare: Callable[[], object], work: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def timed(
+        first: Callable[[], object],
+        prepare: Callable[[], object],
+        work: Callable[[], object],
+    ) -> float:
+        first()
         torch.sum(flush, dim=0, keepdim=True, out=sink)
-        torch.cuda._sleep(300_000)
+        torch.cuda._sleep(600_000)
         prepare()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         work()
         end.record()
@@ -367,9 +376,11 @@ def gemm_times(l2: Any, cuda: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         }
         samples: dict[str, list[float]] = {case: [] for case in cases}
         order = list(cases)
+        for case in order:  # compiles, loads
+            timed(gemm, *cases[case])
         for block in range(GEMM_BLOCKS):
             for case in order if block % 2 == 0 else reversed(order):
-                samples[case].append(timed(*cases[case]))
+                samples[case].append(timed(gemm, *cases[case]))
         empty = statistics.median(samples["empty"])
         for cell, cold, warm in (
             (f"gemm/{name}", "cold", "prefetched"),
@@ -389,18 +400,48 @@ def gemm_times(l2: Any, cuda: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return cells, figures
 
 
-def turns(arms: list[str], rounds: int) -> list[tuple[str, bool]]:
-    """The visits of a cell: an arm each, and whether it is the base's other recording.
+def turns(arms: list[str], rounds: int) -> list[tuple[str, int]]:
+    """The visits of a cell: an arm each, and which of its recordings, from 0.
 
     Args:
-        arms: Without the base.
+        arms: Without the base, of which four recordings take turns.
         rounds: A multiple of four.
     """
-    visits: list[tuple[str, bool]] = []
+    visits: list[tuple[str, int]] = []
     for index in range(rounds):
-        once = [("base", index % 4 in (1, 2)), *((arm, False) for arm in arms)]
+        once = [("base", index % 4), *((arm, 0) for arm in arms)]
         visits += once if index % 2 == 0 else once[::-1]
     return visits
+
+
+def record(
+    l2: Any,
+    layers: list[Any],
+    x: Any,
+    arms: dict[str, dict[str, str]],
+    cuda: Any,
+    swap: bool,
+) -> dict[str, list[Chain]]:
+    """Record every arm once, and the base twice before them and twice behind.
+
+    Args:
+        l2: The module under test.
+        layers: Shared by all arms.
+        x: Static input.
+        arms: Switches by arm, without the base.
+        cuda: Driver calls.
+        swap: Let the base's second and third recording be visited first and last.
+
+    Returns:
+        The recordings by arm, the base's in the order of their visits.
+    """
+    base = [Chain(l2, layers, x, None, cuda) for _ in range(2)]
+    made = {
+        arm: [Chain(l2, layers, x, switches, cuda)] for arm, switches in arms.items()
+    }
+    base += [Chain(l2, layers, x, None, cuda) for _ in range(2)]
+    order = (1, 0, 3, 2) if swap else (0, 1, 2, 3)
+    return {"base": [base[place] for place in order], **made}
 
 
 def one_shape(
@@ -409,18 +450,18 @@ def one_shape(
     arms: dict[str, dict[str, str]],
     shape: tuple[int, int],
     swap: bool,
-) -> tuple[dict[str, Any], dict[str, Chain]]:
-    """The base, recorded twice, and some arms, taking turns at one shape.
+) -> tuple[dict[str, Any], dict[str, list[Chain]]]:
+    """The base, recorded four times, and some arms, taking turns at one shape.
 
     Args:
         l2: The module under test.
         cuda: Driver calls.
         arms: Switches by arm.
         shape: Tensor-parallel size and tokens.
-        swap: Let A' be the base's first recording.
+        swap: See `record`.
 
     Returns:
-        The engine's cell; and the arms' chains, the base's among them.
+        The engine's cell; and the arms' recordings, the base's among them.
 
     Raises:
         _unit.Stop: An arm's outputs are not the base's.
@@ -429,24 +470,20 @@ def one_shape(
 
     layers = build_layers(*shape)
     x = torch.randn(shape[1], HIDDEN, device="cuda", dtype=torch.bfloat16)
-    chains = {"base": Chain(l2, layers, x, None, cuda)}
-    for arm, switches in arms.items():
-        chains[arm] = Chain(l2, layers, x, switches, cuda)
-    again = Chain(l2, layers, x, None, cuda)
-    first = chains["base"]
-    if swap:
-        chains["base"], again = again, chains["base"]
+    chains = record(l2, layers, x, arms, cuda, swap)
+    base = chains["base"][0]
     for arm in arms:
+        (chain,) = chains[arm]
         if not (
-            torch.equal(first.first, chains[arm].first)
-            and torch.equal(first.eager, chains[arm].eager)
+            torch.equal(base.first, chain.first)
+            and torch.equal(base.eager, chain.eager)
         ):
             place = f"tp{shape[0]}/{shape[1]}"
             raise _unit.Stop("rejected", f"{place}: the outputs of {arm} differ")
     values: dict[str, list[float]] = {arm: [] for arm in chains}
     visits = turns(list(arms), ROUNDS)
-    for arm, other in visits:
-        values[arm].append((again if other else chains[arm]).time())
+    for arm, number in visits:
+        values[arm].append(chains[arm][number].time())
     return {"order": [arm for arm, _ in visits], "values": values}, chains
 
 
@@ -483,8 +520,8 @@ def measure(task: _unit.Task, shapes: list[tuple[int, int]]) -> _unit.Answer:
         name = f"tp{shape[0]}/{shape[1]}"
         chosen = arms if number == 0 else {"on": arms["on"]}
         cells[name], chains = one_shape(l2, cuda, chosen, shape, task.unit % 2 == 1)
-        base = chains.pop("base")
-        for arm, chain in chains.items():
+        base = chains.pop("base")[0]
+        for arm, (chain,) in chains.items():
             found = engaged(f"{name}, {arm}", base, chain)
             total = engagement.setdefault(arm, dict.fromkeys(found, 0))
             for what, count in found.items():

@@ -5,7 +5,7 @@ they exist only with tensor parallelism. Two processes on two GPUs of one host r
 chain of l2_prefetch_speed.py at the TP2 widths, with a router and an MLP behind each
 attention and NCCL all-reduces, recorded in one CUDA graph a rank. One pair of
 processes is one pair of the rule; the gate's arms, by their switches, take turns, forth
-and back, and the base's two recordings as A, A', A', A.
+and back, and so do the base's four recordings (l2_prefetch_speed.py).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def one_rank(
     layers = speed.build_layers(RANKS, ROWS, all_reduce)
     x = torch.randn(ROWS, speed.HIDDEN, device="cuda", dtype=torch.bfloat16)
     dist.broadcast(x, 0)
-    base = speed.Chain(l2, layers, x, None, cuda)
-    chains = {"base": base}
+    chains = speed.record(l2, layers, x, arms, cuda, swap)
+    base = chains["base"][0]
     engaged = {}
-    for name, switches in arms.items():
-        chain = chains[name] = speed.Chain(l2, layers, x, switches, cuda)
+    for name in arms:
+        (chain,) = chains[name]
         engaged[name] = {
             "fired": chain.fired,
             "windows": speed.LAYERS * chain.chain.step,
@@ -74,14 +74,10 @@ def one_rank(
                 and torch.equal(base.eager, chain.eager)
             ),
         }
-    again = speed.Chain(l2, layers, x, None, cuda)
-    if swap:  # see l2_prefetch_speed.one_shape
-        chains["base"], again = again, chains["base"]
     values: dict[str, list[float]] = {name: [] for name in chains}
     visits = speed.turns(list(arms), ROUNDS)
-    for name, other in visits:
-        chosen = again if other else chains[name]
-        values[name].append(chosen.time(sync=dist.barrier))
+    for name, number in visits:
+        values[name].append(chains[name][number].time(sync=dist.barrier))
     dist.barrier()
     return {
         "cell": {"order": [name for name, _ in visits], "values": values},

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from stackctl.gates.rule.timed import halves
+
 GATES = Path(__file__).parents[3] / "ci" / "gates"
 MODULE = "vllm/models/glm5next/nvidia/l2_prefetch.py"
 
@@ -128,8 +130,9 @@ def test_arms_take_turns_and_so_do_the_base_s_recordings(arms: list[str]) -> Non
         couples = list(zip(pair[::2], pair[1::2], strict=True))
         assert all(set(couple) == {"base", arm} for couple in couples)
         assert sum(couple[0] == "base" for couple in couples) == len(couples) / 2
-    recordings = [other for name, other in visits if name == "base"]
-    assert recordings == [False, True, True, False] * 2
+    recordings = [number for name, number in visits if name == "base"]
+    assert recordings == [0, 1, 2, 3] * 2
+    assert {number for name, number in visits if name != "base"} == {0}
 
 
 def rank(**changes: Any) -> dict[str, Any]:
@@ -325,10 +328,12 @@ def test_all_arms_are_timed_at_the_first_shape_only(
         arm: len(v) for arm, v in cells["tp4/8"]["values"].items()
     } == dict.fromkeys(("base", "on", "a4"), speed.ROUNDS)
     assert set(cells["tp2/8"]["values"]) == {"base", "on"}
-    # Recordings: base, on, a4, base again; the other one comes first in odd processes.
-    one, two = (1.0, 4.0) if unit == 0 else (4.0, 1.0)
-    assert cells["tp4/8"]["values"]["base"][:4] == [one, two, two, one]
-    assert set(cells["tp4/8"]["values"]["a4"]) == {3.0}
+    # Recordings: base twice, on, a4, base twice; the control's sides are the first and
+    # the last against the others, and change places in odd processes.
+    base = cells["tp4/8"]["values"]["base"]
+    outer, inner = [set(side) for side in halves(base)]
+    assert (outer, inner) == (({1, 6}, {2, 5}) if unit == 0 else ({2, 5}, {1, 6}))
+    assert set(cells["tp4/8"]["values"]["a4"]) == {4.0}
     assert found.engagement == {
         "on": {"expected": 16, "counted": 16, "captured_nodes": 16},
         "a4": {"expected": 8, "counted": 8, "captured_nodes": 8},
