@@ -213,6 +213,29 @@ def _number(field: bytes) -> int:
     return value
 
 
+def _size(field: bytes) -> int:
+    """Return the number in a field of twelve bytes that differs from entry to entry."""
+    digits = field[:11]
+    if field[11] == 0 and digits.isdigit():
+        try:
+            return int(digits, 8)
+        except ValueError:
+            pass
+    return _number(field)
+
+
+def _check_sum(block: bytes, total: int, start: int) -> None:
+    try:
+        recorded = _octal(block[148:156])
+    except ValueError:
+        raise _bad("no tar header", start) from None
+    if recorded != total:
+        rest = block[:148] + block[156:]
+        high = sum(1 for byte in rest if byte > 127)
+        if recorded != sum(rest) + 256 - 256 * high:
+            raise _bad("no tar header", start)
+
+
 def _decimal(text: bytes) -> int:
     digits = text[1:] if text[:1] in (b"-", b"+") else text
     if not digits.isdigit() or len(digits.lstrip(b"0")) > 19:
@@ -438,20 +461,15 @@ class TarReader:
                 )
 
     def _header(self, block: bytes, start: int) -> tuple[TarEntry, bool]:
-        try:
-            recorded = _octal(block[148:156])
-        except ValueError:
-            raise _bad("no tar header", start) from None
         tail = block[156:]
         # The sum takes its own field, eight bytes, for blanks.
-        if recorded != _sum(block[:148]) + _tail_sum(tail) + 8 * 0x20:
-            rest = block[:148] + block[156:]
-            high = sum(1 for byte in rest if byte > 127)
-            if recorded != sum(rest) + 256 - 256 * high:
-                raise _bad("no tar header", start)
+        total = _sum(block[:148]) + _tail_sum(tail) + 8 * 0x20
+        # As nearly all programs write it; to read it takes three times as long.
+        if block[148:156] != b"%06o\0 " % total:
+            _check_sum(block, total, start)
         try:
             mode, owner = _mode_and_owner(block[100:124])
-            size = _number(block[124:136])
+            size = _size(block[124:136])
             mtime = _number(block[136:148])
             flag, linkname, device, gnu, prefix = _tail(tail)
         except ValueError:

@@ -219,3 +219,27 @@ def test_pax_records_survive_a_round_trip() -> None:
         b"k": b"",
         b"x": b"y=z",
     }
+
+
+def test_numbers_and_checksums_however_they_are_written() -> None:
+    plain = header(b"name", b"0", 3)
+
+    def written(size: bytes, checksum: str) -> bytes:
+        block = plain[:124] + size + plain[136:148] + b" " * 8 + plain[156:]
+        return block[:148] + (checksum % sum(block)).encode() + block[156:]
+
+    sizes = (b"00000000003\0", b"00000000003 ", b"         03 ", b"3".ljust(12, b"\0"))
+    sums = ("%06o\0 ", "%07o\0", "%6o\0 ", "%6o \0", "%08o", " %06o\0")
+    for size in sizes:
+        for checksum in sums:
+            data = written(size, checksum) + b"abc".ljust(512, b"\0") + bytes(1024)
+            (entry,) = TarReader(ByteStream([data]))
+            assert (entry.name, entry.size) == (b"name", 3), (size, checksum)
+    for size in (b"00000000008\0", b"0000000000_\0", b"0x000000003\0"):
+        with pytest.raises(ImageFormatError):
+            list(TarReader(ByteStream([written(size, "%06o\0 ") + bytes(2048)])))
+    for wrong in ("%06o\0 ", "%07o\0", "%08o"):
+        block = written(sizes[0], wrong)
+        changed = block[:10] + b"x" + block[11:]
+        with pytest.raises(ImageFormatError, match="no tar header"):
+            list(TarReader(ByteStream([changed + bytes(2048)])))
