@@ -152,7 +152,7 @@ class Case:
     def forget(self) -> None:
         """Forget remembered steps, so that the command line composes anew."""
         self.cache._guarded(
-            lambda db: db.execute("DELETE FROM facts WHERE kind='step'")
+            lambda db: db.execute("DELETE FROM sealed_facts WHERE kind='step'")
         )
 
 
