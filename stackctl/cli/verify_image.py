@@ -2,6 +2,7 @@
 """`stackctl verify-image`: does an image contain exactly the composed tree?"""
 
 import gc
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,9 @@ EXAMPLE = (
 
 _SHOWN = 12
 _PATHS = 3
+#: Seconds after which a thread that runs Python lets another go on. A thread that
+#: hashed a piece of a layer, in a few milliseconds, else waits as long for the next.
+_SWITCH = 0.0005
 #: Bytes of a series up to which an image is looked for in it as text.
 _SERIES_BYTES = 1 << 20
 
@@ -396,12 +400,15 @@ def _verify(
     # finds nothing and takes a tenth of the time.
     collecting = gc.isenabled()
     gc.disable()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
     try:
         from stackctl.image.verify import verify
 
         request = _request(session, ref, image, expected, options, folder)
         return verify(request, candidates, session.progress)
     finally:
+        sys.setswitchinterval(interval)
         if collecting:
             gc.enable()
 

@@ -24,6 +24,8 @@ from stackctl.image.limits import MIB, Limits
 CHUNK = MIB
 #: Size of the unpacked pieces where one layer is read at a time, in bytes.
 WIDE = 4 * MIB
+#: Unpacked pieces that may wait to be parsed.
+AHEAD = 4
 #: Stored bytes below which threads cost more than they give.
 SMALL = 512 * 1024
 #: Stored bytes of a gzip member that are looked at in one piece, at least.
@@ -90,11 +92,12 @@ class Pump(Generic[_T]):
 
     Args:
         items: The iterator; its exceptions reach who takes the items.
+        depth: Items that may wait.
     """
 
-    def __init__(self, items: Iterator[_T]) -> None:
+    def __init__(self, items: Iterator[_T], depth: int = 2) -> None:
         self._items = items
-        self._handoff: Handoff[tuple[_T] | BaseException | None] = Handoff()
+        self._handoff: Handoff[tuple[_T] | BaseException | None] = Handoff(depth)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -18,7 +18,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from stackctl.image.blobs import CHUNK, SMALL, Pump, Sink, ahead, decompress, sniff
+from stackctl.image.blobs import (
+    AHEAD,
+    CHUNK,
+    SMALL,
+    Pump,
+    Sink,
+    ahead,
+    decompress,
+    sniff,
+)
 from stackctl.image.errors import AmbiguousImageError, ImageFormatError, LimitError
 from stackctl.image.limits import Limits
 from stackctl.image.tar import ByteStream, Chunk, TarEntry, TarReader
@@ -242,11 +251,11 @@ def scan_layer(
 ) -> LayerScan:
     """Read a layer blob to its end.
 
-    The digest of what is unpacked takes longer than anything else but inflating gzip,
-    so it has a thread of its own, and so have inflating and parsing. Where the stored
-    bytes are read and hashed depends: before inflating gzip in one more thread; in the
-    one that decompresses zstd, for both together take as long as the other digest, and
-    on two cores each further thread costs more in waking than it gives.
+    To read and hash what is stored, to unpack it, to hash what that gives and to parse
+    it are a thread each, but for gzip, whose inflating takes longer than hashing and
+    parsing together. Which of them is the slowest depends on what the layer holds:
+    large files are hardly parsed, small ones are, and what hardly compresses takes
+    longest to unpack. So some pieces may wait to be parsed.
 
     Args:
         blob: The layer as stored; its own digest is checked by whoever yields it.
@@ -254,7 +263,7 @@ def scan_layer(
         interest: Which files to keep.
         size_hint: Stored size in bytes, to choose between threads and none.
         step: Most bytes of a piece that goes from thread to thread; fewer hand-overs
-            are faster, and about eight pieces are in memory.
+            are faster, and about ten pieces are in memory.
         each: Told every entry as soon as it is read, which is before any digest is
             known to hold: what it makes of them counts only when this returns.
         index: Takes down what its comparison with the layer's own index needs.
@@ -305,15 +314,14 @@ def scan_layer(
     try:
         try:
             scan.compression, source = sniff(stored())
-            if threaded and scan.compression != "zstd" and index is None:
+            if threaded and index is None:
                 source = ahead(source)
             parts = plain()
             if threaded and scan.compression != "tar":
-                pump = Pump(parts)
+                pump = Pump(parts, AHEAD)
                 parts = iter(pump)
             if threaded and scan.compression != "gzip":
-                # With gzip the digest goes with the parsing, where what was hashed is
-                # in the cache: both together take less time than inflating.
+                # With gzip it is hashed where it is parsed, while the cache has it.
                 sink = Sink(hasher.update)
             chunks = hashed(parts)
             _parse(chunks, scan, budget, interest, each, index)

@@ -184,8 +184,11 @@ def _sum(part: bytes) -> int:
 
 @lru_cache(maxsize=1024)
 def _tail_sum(tail: bytes) -> int:
-    """Return the sum of bytes 156 to 512 of a header, which most entries share."""
-    return _sum(tail[:178]) + _sum(tail[178:])
+    """Return what bytes 148 to 512 of a header add to its sum; most entries share them.
+
+    The sum takes its own field, the first eight of them, for blanks.
+    """
+    return _sum(tail[:178]) + _sum(tail[178:]) + 8 * 0x20
 
 
 @lru_cache(maxsize=4096)
@@ -462,8 +465,7 @@ class TarReader:
 
     def _header(self, block: bytes, start: int) -> tuple[TarEntry, bool]:
         tail = block[156:]
-        # The sum takes its own field, eight bytes, for blanks.
-        total = _sum(block[:148]) + _tail_sum(tail) + 8 * 0x20
+        total = _sum(block[:148]) + _tail_sum(tail)
         # As nearly all programs write it; to read it takes three times as long.
         if block[148:156] != b"%06o\0 " % total:
             _check_sum(block, total, start)
@@ -474,7 +476,7 @@ class TarReader:
             flag, linkname, device, gnu, prefix = _tail(tail)
         except ValueError:
             raise _bad("a malformed number in a header", start) from None
-        name = _text(block[:100])
+        name = block[:100].partition(b"\0")[0]
         if prefix:
             name = prefix + b"/" + name
         self._set_data(flag, size, start)
