@@ -40,7 +40,7 @@ def find_environment(python: Path) -> Environment:
         InputError: There is no environment there.
     """
     path = Path(os.path.abspath(python))
-    prefix = path if path.is_dir() else path.parent.parent
+    prefix = path if path.is_dir() else _prefix(path)
     found = []
     for library in ("lib", "lib64", "local/lib"):
         folder = prefix / library
@@ -60,6 +60,18 @@ def find_environment(python: Path) -> Environment:
             where={"file": str(python)},
         )
     return Environment(prefix, tuple(found))
+
+
+def _prefix(python: Path) -> Path:
+    """Return the prefix that an interpreter finds, if it is called by this name.
+
+    A virtual environment is where the name stands, whatever it is a link to; without
+    one Python looks where the file itself is.
+    """
+    for place in (python.parent, python.parent.parent):
+        if (place / "pyvenv.cfg").is_file():
+            return python.parent.parent
+    return Path(os.path.realpath(python)).parent.parent
 
 
 def package_names(expected: ExpectedTree) -> list[str]:

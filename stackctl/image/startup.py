@@ -35,6 +35,9 @@ _PYTHON_LIB = re.compile(rb"python3?(\.\d+)?t?")
 #: On the path of every Python, before its library, whether it is there or not.
 _PYTHON_ZIP = re.compile(rb"python3\d+t?\.zip")
 _PYTHON_BIN = re.compile(rb"python(3(\.\d+)?t?)?")
+_PROGRAMS = (b"bin", b"sbin")
+#: Libraries that the loader puts into every program.
+LD_PRELOAD = b"etc/ld.so.preload"
 _VENV_VERSION = re.compile(rb"(?m)^version(?:_info)?\s*=\s*(\d+\.\d+\.\d+)")
 _CUSTOMIZE = (b"sitecustomize", b"usercustomize")
 _ENVIRONMENT = (
@@ -310,6 +313,7 @@ class Startup:
         yield from pth
         yield from self._copies(extra_paths)
         yield from self._editable()
+        yield from self._preload()
 
     def _quiet(self, paths: Iterable[bytes]) -> list[bytes]:
         return _not_allowed(paths, self._allow)
@@ -437,11 +441,31 @@ class Startup:
                         )
             if active or data is None:
                 code_lines.append(path)
+        code_lines += self._path_files()
         yield from _about(
             "pth-file",
             "Python reads this at every start: it runs code or adds to the path",
             self._quiet(code_lines),
         )
+
+    def _preload(self) -> Iterator[Warn]:
+        found = self._view.lookup(LD_PRELOAD)
+        if found.node is None or found.node.kind != "f" or not found.node.size:
+            return
+        yield from _about(
+            "ld-preload",
+            "the loader puts the libraries that this names into every program",
+            self._quiet([LD_PRELOAD]),
+        )
+
+    def _path_files(self) -> Iterator[bytes]:
+        """Yield files beside an interpreter, or its library, that are all its path."""
+        for path, node in self._view.folders():
+            name = path.rpartition(b"/")[2]
+            if name in _PROGRAMS or name.startswith(b"lib") or b"-linux-" in name:
+                for child in node.children or {}:
+                    if is_path_file(child):
+                        yield path + b"/" + child
 
     def _copies(self, extra_paths: list[bytes]) -> Iterator[Warn]:
         names = {
@@ -703,9 +727,16 @@ def _interpreters(view: View, prefix: bytes) -> Iterator[bytes]:
                 yield prefix + b"/bin/" + name
 
 
+def is_path_file(name: bytes) -> bool:
+    """Whether a file of this name is all the path of the interpreter beside it."""
+    return name.endswith(b"._pth")
+
+
 def is_startup_name(path: bytes) -> bool:
     """Whether a path decides how Python starts, wherever it is."""
     folder, _, name = path.rpartition(b"/")
+    if path == LD_PRELOAD or is_path_file(name):
+        return True
     parent = folder.rpartition(b"/")[2]
     if parent in PACKAGES_FOLDERS and (
         name.endswith(b".pth") or name.partition(b".")[0] in _CUSTOMIZE

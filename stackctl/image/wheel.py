@@ -31,6 +31,10 @@ from stackctl.image.view import Node, View, show
 #: What installers call the folder that packages go into.
 _PACKAGES = (b"site-packages", b"dist-packages")
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+#: Stands for a size that is in the extra field, which is for large members.
+_IN_EXTRA = 0xFFFFFFFF
+#: Extra field with another name of a member, which uv follows and pip does not.
+_UNICODE_PATH = 0x7075
 
 
 class Wheel:
@@ -83,6 +87,12 @@ class Wheel:
         self._members: dict[bytes, zipfile.ZipInfo] = {}
         #: Files that an installer puts outside of site-packages, below the prefix.
         self.outside: list[bytes] = []
+        tops = {info.orig_filename.partition("/")[0] for info in infos}
+        self._described = {
+            top.removesuffix(".dist-info").encode("utf-8", "surrogateescape")
+            for top in tops
+            if top.endswith(".dist-info")
+        }
         for info in infos:
             name = self._installed(info)
             if name is None:
@@ -100,7 +110,8 @@ class Wheel:
         """Refuse members that only a reader of the stream would see.
 
         pip reads the directory at the end; a tool that unpacks while it downloads reads
-        the members in place, and would also see one that the directory leaves out.
+        the members in place, and would also see one that the directory leaves out, or
+        calls otherwise, or that stands in what the directory takes for another's data.
         """
         at = slack = 0
         with self._path.open("rb") as stream:
@@ -113,11 +124,49 @@ class Wheel:
                 if len(raw) != _LOCAL_HEADER.size:
                     raise self._damaged(info)
                 *_, name_size, extra_size = _LOCAL_HEADER.unpack(raw)
+                name, extra = stream.read(name_size), stream.read(extra_size)
+                self._check_local(info, raw, name, extra)
                 at = info.header_offset + len(raw) + name_size + extra_size
                 at += info.compress_size
                 slack = descriptor
         if not at <= end <= at + slack:
             raise self._hidden(at)
+
+    def _check_local(
+        self, info: zipfile.ZipInfo, raw: bytes, name: bytes, extra: bytes
+    ) -> None:
+        """Refuse a member of which its own header says something else."""
+        magic, _, flags, method, _, _, crc, packed, size, *_ = _LOCAL_HEADER.unpack(raw)
+        if magic != b"PK\3\4":
+            raise self._damaged(info)
+        encoding = "utf-8" if info.flag_bits & 0x800 else "cp437"
+        if name != info.orig_filename.encode(encoding, "replace"):
+            raise self._two_sayings(info, f"{show(name)!r} in place")
+        other = _other_name(info.extra, name) or _other_name(extra, name)
+        if other:
+            raise self._two_sayings(info, f"{show(other)!r} in a field beside")
+        stated = (info.flag_bits & 9, info.compress_type)
+        if (flags & 9, method) != stated:
+            raise self._two_sayings(info, "packs it in another way in place")
+        for here, there in (
+            (crc, info.CRC),
+            (packed, info.compress_size),
+            (size, info.file_size),
+        ):
+            # With a descriptor the numbers come after the data; of large members they
+            # are in an extra field.
+            later = flags & 8 and not here
+            if here not in (there, _IN_EXTRA) and not later:
+                raise self._two_sayings(info, "another size or sum in place")
+
+    def _two_sayings(self, info: zipfile.ZipInfo, other: str) -> AmbiguousImageError:
+        return AmbiguousImageError(
+            f"{self._path} has the member {info.orig_filename!r} in its directory, and "
+            f"{other}: pip reads one, uv may read the other",
+            kind="ambiguous-member",
+            hint="build the wheel again",
+            where={"file": str(self._path), "member": info.orig_filename},
+        )
 
     def _hidden(self, offset: int) -> AmbiguousImageError:
         return AmbiguousImageError(
@@ -160,6 +209,15 @@ class Wheel:
         if parts[0].endswith(b".data"):
             if len(parts) < 3:
                 return None
+            if self._described and parts[0][:-5] not in self._described:
+                raise AmbiguousImageError(
+                    f"{self._path} has the folder {show(parts[0])!r}, which is not "
+                    "named like its .dist-info: pip installs what is in it, uv does "
+                    "not",
+                    kind="ambiguous-member",
+                    hint="build the wheel again",
+                    where={"file": str(self._path), "member": show(raw)},
+                )
             if parts[1] in (b"purelib", b"platlib"):
                 return b"/".join(parts[2:])
             if parts[1] == b"data":
@@ -180,19 +238,8 @@ class Wheel:
         raw = stream.read(_LOCAL_HEADER.size)
         if len(raw) != _LOCAL_HEADER.size:
             raise self._damaged(info)
-        magic, *_, name_size, extra_size = _LOCAL_HEADER.unpack(raw)
-        name = stream.read(name_size)
-        if magic != b"PK\3\4":
-            raise self._damaged(info)
-        encoding = "utf-8" if info.flag_bits & 0x800 else "cp437"
-        if name != info.orig_filename.encode(encoding, "replace"):
-            raise AmbiguousImageError(
-                f"{self._path} calls a member {info.orig_filename!r} in its directory "
-                f"and {show(name)!r} in place: pip reads one, uv may read the other",
-                kind="ambiguous-member",
-                hint="build the wheel again",
-                where={"file": str(self._path)},
-            )
+        *_, name_size, extra_size = _LOCAL_HEADER.unpack(raw)
+        stream.seek(name_size, 1)
         stream.seek(extra_size, 1)
         left = info.compress_size
         inflate = None
@@ -224,6 +271,9 @@ class Wheel:
             produced += len(tail)
             crc = deflated.crc32(tail, crc)
             yield tail
+        if inflate is not None and (inflate.unused_data or not inflate.eof):
+            # A reader of the stream takes what follows for the next member.
+            raise self._damaged(info)
         if produced != info.file_size or crc != info.CRC:
             raise self._damaged(info)
 
@@ -298,3 +348,19 @@ class Wheel:
             for path, node in view.walk(view.root)
             if node.kind == "f" and node.oid is not None
         }
+
+
+def _other_name(extra: bytes, name: bytes) -> bytes:
+    """Return the name in the Unicode path field, if it is there and another.
+
+    Args:
+        extra: The extra fields of a member.
+        name: The name of the member.
+    """
+    while len(extra) >= 4:
+        kind, size = struct.unpack_from("<HH", extra)
+        body, extra = extra[4 : 4 + size], extra[4 + size :]
+        # A version and a checksum come first.
+        if kind == _UNICODE_PATH and body[5:] != name:
+            return body[5:] or b"(nothing)"
+    return b""

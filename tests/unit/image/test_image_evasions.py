@@ -11,6 +11,7 @@ import marshal
 import os
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,105 @@ def test_wheel_that_installs_by_the_prefix(tmp_path: Path) -> None:
     twice = wheel_of(tmp_path / "c.whl", **{path: EVIL})
     report = ask(tmp_path, f"wheel:{twice}", roots=())
     assert report.reason["code"] == "ambiguous-member"
+
+
+def test_data_folder_of_another_distribution(tmp_path: Path) -> None:
+    about = {"demo-1.dist-info/WHEEL": b"Wheel-Version: 1.0\n"}
+    own = {**about, "demo-1.data/purelib/other.py": b""}
+    report = ask(tmp_path, f"wheel:{wheel_of(tmp_path / 'a.whl', **own)}", roots=())
+    assert report.verdict == "match"
+    # pip installs what is in it, uv leaves it where it is.
+    other = {**about, "other-1.data/purelib/demo/more.py": b""}
+    report = ask(tmp_path, f"wheel:{wheel_of(tmp_path / 'b.whl', **other)}", roots=())
+    assert report.reason["code"] == "ambiguous-member"
+
+
+def test_member_that_is_called_otherwise_in_place(tmp_path: Path) -> None:
+    folder = wheel_of(tmp_path / "a.whl", **{"demo/folder/": b"x = 1\n"})
+    data = folder.read_bytes()
+    at = data.index(b"demo/folder/")
+    folder.write_bytes(data[:at] + b"demo/evil.py" + data[at + 12 :])
+    report = ask(tmp_path, f"wheel:{folder}", roots=())
+    assert report.reason["code"] == "ambiguous-member"
+
+
+@pytest.mark.parametrize(("told", "code"), [("a.txt", "equal"), ("b.py", None)])
+def test_member_with_a_second_name(tmp_path: Path, told: str, code: str | None) -> None:
+    info = zipfile.ZipInfo("a.txt")
+    body = struct.pack("<BL", 1, zlib.crc32(b"a.txt")) + told.encode()
+    info.extra = struct.pack("<HH", 0x7075, len(body)) + body
+    wheel = wheel_of(tmp_path / "a.whl")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr(info, b"x")
+    report = ask(tmp_path, f"wheel:{wheel}", roots=())
+    assert report.reason["code"] == (code or "ambiguous-member")
+
+
+@pytest.mark.parametrize("hidden", [b"", b"PK\3\4 demo/evil.py"])
+def test_data_after_the_end_of_a_packed_member(tmp_path: Path, hidden: bytes) -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    body = packer.compress(b"hello") + packer.flush() + hidden
+    wheel = wheel_of(tmp_path / "a.whl")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("demo-1.dist-info/a.txt", body)
+    data = bytearray(wheel.read_bytes())
+    numbers = struct.pack("<L", zlib.crc32(b"hello"))
+    for mark, method in ((b"PK\3\4", 8), (b"PK\1\2", 10)):
+        at = data.rindex(mark, 0, data.rindex(b"demo-1.dist-info/a.txt"))
+        if mark == b"PK\3\4":
+            at = data.index(b"demo-1.dist-info/a.txt") - 30
+        struct.pack_into("<H", data, at + method, 8)
+        data[at + method + 6 : at + method + 10] = numbers
+        struct.pack_into("<L", data, at + method + 14, 5)
+    wheel.write_bytes(data)
+    report = ask(tmp_path, f"wheel:{wheel}", roots=())
+    assert report.reason["code"] == ("bad-wheel" if hidden else "equal")
+
+
+def test_size_that_only_the_member_itself_states(tmp_path: Path) -> None:
+    wheel = wheel_of(tmp_path / "a.whl", **{"notes.txt": b"x" * 100})
+    data = bytearray(wheel.read_bytes())
+    struct.pack_into("<LL", data, data.index(b"notes.txt") - 12, 10, 10)
+    wheel.write_bytes(data)
+    report = ask(tmp_path, f"wheel:{wheel}", roots=())
+    assert report.reason["code"] == "ambiguous-member"
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "code"),
+    [
+        ("usr/bin/python3._pth", "/evil", "pth-file"),
+        ("usr/lib/x86_64-linux-gnu/libpython3.11._pth", "/evil", "pth-file"),
+        ("usr/share/doc/python3._pth", "/evil", ""),
+        ("etc/ld.so.preload", "/lib/evil.so\n", "ld-preload"),
+        ("etc/ld.so.preload", "", ""),
+    ],
+)
+def test_files_beside_the_interpreter_and_for_the_loader(
+    tmp_path: Path, path: str, data: str, code: str
+) -> None:
+    report = over(tmp_path, Tar().file(path, data))
+    assert (report.verdict, codes(report)) == ("match", {code} - {""})
+    if code:
+        again = over(tmp_path / "b", Tar().file(path, data), strict=True)
+        assert again.verdict == "mismatch"
+
+
+def test_interpreter_that_is_a_link(tmp_path: Path) -> None:
+    for name, data in (("real", GOOD), ("beside", EVIL)):
+        site = tmp_path / name / "lib/python3.11/site-packages"
+        package = {**DEMO.package(), "demo/core.py": data}
+        write_files(site, dict(package))  # type: ignore[arg-type]
+        (tmp_path / name / "bin").mkdir()
+    (tmp_path / "real/bin/python3.11").write_bytes(b"")
+    link = tmp_path / "beside/bin/python"
+    link.symlink_to(tmp_path / "real/bin/python3.11")
+    # Python finds its library from where the file is, not where its link is,
+    assert ask(tmp_path, f"env:{link}", roots=()).verdict == "match"
+    assert ask(tmp_path, f"env:{tmp_path}/beside", roots=()).verdict == "mismatch"
+    # but in a virtual environment.
+    (tmp_path / "beside/pyvenv.cfg").write_text("home = /usr/bin\n")
+    assert ask(tmp_path, f"env:{link}", roots=()).verdict == "mismatch"
 
 
 @pytest.mark.parametrize(
