@@ -49,12 +49,15 @@ from stackctl.image.source import (
     parse_config,
 )
 from stackctl.image.tar import ByteStream, TarReader
+from stackctl.image.view import show
 
 #: Members of an archive that is an image; one for each layer and a few documents.
 _MAX_MEMBERS = 20_000
 _MAX_LINKS = 8
 _BLOB_NAME = re.compile(r"blobs/(sha256)/([0-9a-f]{64})")
 _CONFIG_NAME = re.compile(r"([0-9a-f]{64})\.json")
+#: By which Docker with the containerd store names what it loads.
+_DOCKER_NAME = "io.containerd.image.name"
 _ARCHIVE_KEYS = ("Config", "RepoTags", "Layers")
 
 
@@ -101,6 +104,27 @@ class _Members:
         member = self._members.get(name)
         count = member.count + 1 if member else 1
         self._members[name] = _Member(kind, offset, size, link, count)
+
+    def check(self) -> None:
+        """Refuse names of which only a program that unpacks the archive sees all.
+
+        Raises:
+            AmbiguousImageError: A member stands below another that is no folder.
+        """
+        for path in self._members:
+            folder = path.rpartition(b"/")[0]
+            while folder and folder not in self._members:
+                folder = folder.rpartition(b"/")[0]
+            if folder:
+                raise AmbiguousImageError(
+                    f"the archive has the member {show(path)!r} behind "
+                    f"{show(folder)!r}, which is no folder: what unpacks it first, as "
+                    "Docker and for OCI archives skopeo and podman do, finds it where "
+                    "that leads",
+                    kind="ambiguous-member",
+                    hint="save the image again",
+                    where={"member": show(path)},
+                )
 
     def find(self, name: str) -> tuple[bytes, _Member]:
         """Return the file that a name leads to.
@@ -188,6 +212,7 @@ class FileArchive:
                     entry.size,
                     entry.linkname,
                 )
+        self._members.check()
 
     def has(self, name: str) -> bool:
         """Whether there is such a member."""
@@ -250,6 +275,7 @@ class StreamArchive:
                 self._documents[name] = head + b"".join(chunks)
                 continue
             self._scans[name] = self._scan(name, head, chunks, budget, interest)
+        self._members.check()
 
     def _scan(
         self,
@@ -442,7 +468,10 @@ def load_docker_archive(
             where={"platform": str(platform)},
         )
     if archive.has("index.json"):
-        _check_index(archive, digest, len(listed), limits, what)
+        listed_tags = documents.as_list(entry.get("RepoTags"), "RepoTags")
+        tags = {_full_tag(str(tag)) for tag in listed_tags}
+        layout = ArchiveLayout(archive, limits, what)
+        _check_index(layout, (digest, found, tags), len(listed), limits, what)
     layers = [
         _layer(archive, layer, diff_id)
         for layer, diff_id in zip(names, diff_ids, strict=True)
@@ -537,12 +566,34 @@ def _full_tag(tag: str) -> str:
 
 
 def _check_index(
-    archive: Archive, config: str, listed: int, limits: Limits, what: str
+    layout: ArchiveLayout,
+    image: tuple[str, Platform, set[str]],
+    listed: int,
+    limits: Limits,
+    what: str,
 ) -> None:
-    """Refuse an archive whose two tables of contents name different images."""
-    layout = ArchiveLayout(archive, limits, what)
-    configs = Resolver(layout, limits, None).configs(layout.roots(""))
-    if config not in configs or (listed == 1 and len(configs) > 1):
+    """Refuse an archive whose two tables of contents name different images.
+
+    Args:
+        layout: The archive as an OCI layout.
+        image: Config digest, platform and tags that `manifest.json` gives the image.
+        listed: How many images are in `manifest.json`.
+        limits: Bounds of documents.
+        what: What to call the archive in an error.
+    """
+    config, platform, tags = image
+    roots = layout.roots("")
+    configs = Resolver(layout, limits, None).configs(roots, platform)
+    same = config in configs and (listed > 1 or len(configs) == 1)
+    named = [
+        root
+        for root in roots
+        if (name := root.annotations.get(_DOCKER_NAME)) and _full_tag(str(name)) in tags
+    ]
+    if same and named:
+        configs = Resolver(layout, limits, None).configs(named, platform)
+        same = configs == {config}
+    if not same:
         raise AmbiguousImageError(
             f"{what} names one image in manifest.json and another in index.json: "
             "Docker with the containerd store takes the latter, podman and skopeo the "

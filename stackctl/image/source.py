@@ -216,12 +216,17 @@ class Resolver:
         self._read = 0
         self._passed: list[Platform] = []
 
-    def configs(self, roots: list[Descriptor]) -> set[str]:
-        """Return the config digests of all images for any platform that are there."""
+    def configs(self, roots: list[Descriptor], platform: Platform) -> set[str]:
+        """Return the config digests of all images for a platform that are there."""
         candidates: dict[str, _Candidate] = {}
         for root in roots:
             self._collect(root, candidates, depth=0, every=True)
-        return {self._config(candidate)[1] for candidate in candidates.values()}
+        found = set()
+        for candidate in candidates.values():
+            config, digest = self._config(candidate)
+            if (candidate.platform or config_platform(config)).same(platform):
+                found.add(digest)
+        return found
 
     def resolve(self, roots: list[Descriptor]) -> Image:
         """Return the image.

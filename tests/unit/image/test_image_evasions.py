@@ -16,13 +16,16 @@ from pathlib import Path
 
 import pytest
 from images import (
+    COMPRESS,
     OCI_LAYER,
     PACKAGE_ROOT,
     SITE,
     Built,
     Demo,
     Tar,
+    archive_of,
     build_image,
+    docker_archive,
     header,
     layout_files,
     padded,
@@ -621,3 +624,70 @@ def test_numbers_in_base_256(tmp_path: Path) -> None:
     block[148:156] = b"%06o\0 " % sum(block)
     report = over(tmp_path, bytes(block) + padded(GOOD) + bytes(1024))
     assert report.verdict == "match"
+
+
+# What those see in an archive who unpack it first, or read its other table of contents
+
+
+@pytest.mark.parametrize("style", ["oci-archive", "docker-archive"])
+@pytest.mark.parametrize("compression", ["tar", "gzip"])
+@pytest.mark.parametrize("target", [".", "share"])
+def test_member_behind_a_link_of_the_archive(
+    tmp_path: Path, style: str, compression: str, target: str
+) -> None:
+    data = (
+        archive_of(layout_files([GOOD_IMAGE]))
+        if style == "oci-archive"
+        else docker_archive(build_image([BASE], compression="tar"), "docker24")
+    )
+    path = tmp_path / "saved.tar"
+    shown = []
+    for name in ("x/index.json", "y/index.json"):
+        more = Tar().symlink("x", target).file(name, "{}").done()
+        path.write_bytes(COMPRESS[compression](padded(data.rstrip(b"\0")) + more))
+        report = ask(tmp_path, f"{style}:{path}")
+        shown.append(str(report.reason["code"]))
+    assert shown == ["ambiguous-member", "equal"]
+
+
+def saved(folder: Path, index: list[dict[str, object]], *images: Built) -> str:
+    """Write an archive of some images as Docker 25 does, tagged `demo:0`, `demo:1`."""
+    files = layout_files(images, index)
+    listed = []
+    for number, image in enumerate(images):
+        names = ["blobs/" + d.replace(":", "/") for d in (image.config, *image.layers)]
+        tags = [f"team/demo:{number}"]
+        listed.append({"Config": names[0], "RepoTags": tags, "Layers": names[1:]})
+    files["manifest.json"] = json.dumps(listed).encode()
+    path = write_files(folder, {"saved.tar": archive_of(files)}) / "saved.tar"
+    return f"docker-archive:{path}"
+
+
+def test_tags_that_are_swapped_in_the_other_table(tmp_path: Path) -> None:
+    images = build_image([BASE], compression="tar"), build_image([BASE, OVER])
+    codes_seen = []
+    for order in ((0, 1), (1, 0)):
+        index = [
+            image.descriptor(
+                annotations={"io.containerd.image.name": f"docker.io/team/demo:{n}"}
+            )
+            for image, n in zip(images, order, strict=True)
+        ]
+        reference = saved(tmp_path, index, *images)
+        report = ask(tmp_path, f"{reference}:team/demo:0")
+        codes_seen.append(str(report.reason["code"]))
+    assert codes_seen == ["equal", "ambiguous-archive"]
+
+
+def test_saved_image_of_several_platforms(tmp_path: Path) -> None:
+    ours = build_image([BASE], compression="tar")
+    arm = build_image([BASE, OVER], compression="tar", architecture="arm64")
+    for other, verdict in ((arm, "match"), (EVIL_IMAGE, "unverifiable")):
+        index = [ours.descriptor(), other.descriptor()]
+        files = layout_files([ours, other], index)
+        names = ["blobs/" + d.replace(":", "/") for d in (ours.config, *ours.layers)]
+        listed = [{"Config": names[0], "RepoTags": ["a:b"], "Layers": names[1:]}]
+        files["manifest.json"] = json.dumps(listed).encode()
+        path = tmp_path / "saved.tar"
+        path.write_bytes(archive_of(files))
+        assert ask(tmp_path, f"docker-archive:{path}").verdict == verdict
