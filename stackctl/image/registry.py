@@ -36,7 +36,8 @@ from stackctl.image.source import INDEX_TYPES, MANIFEST_TYPES, Descriptor
 from stackctl.image.transport import Transport
 
 _ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
-_CHALLENGE = re.compile(r'([A-Za-z_]+)="([^"]*)"')
+#: A scheme, or a parameter of the scheme before it with its value.
+_CHALLENGE = re.compile(r'([A-Za-z][\w-]*)(?:\s*=\s*(?:"([^"]*)"|([^\s,"]+)))?')
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
 _TOKEN_LIMIT = 1 << 20
@@ -317,14 +318,17 @@ class Registry:
 
     def _authorise(self, challenge: str, url: str) -> None:
         """Get the authorization that a registry asks for in its challenge."""
-        scheme = challenge.partition(" ")[0].lower()
-        fields = dict(_CHALLENGE.findall(challenge))
+        offered = _challenges(challenge)
+        fields = offered.get("bearer", {})
         if not self._looked_up:
             self._credentials = find_credentials(
                 self._reference.host, self._reference.repository, self._environ
             )
             self._looked_up = True
-        if scheme == "basic":
+        # Docker takes a token too where a registry offers both.
+        if fields.get("realm"):
+            self._authorization = f"Bearer {self._token(fields, url)}"
+        elif "basic" in offered:
             if self._credentials is None or self._credentials.identity_token:
                 raise self._error(
                     "it asks for a name and password and there are none",
@@ -333,8 +337,6 @@ class Registry:
                     hint="log in with docker login or podman login",
                 )
             self._authorization = _basic(self._credentials)
-        elif scheme == "bearer" and fields.get("realm"):
-            self._authorization = f"Bearer {self._token(fields, url)}"
         else:
             raise self._error(
                 f"it asks for authentication in an unknown way: {challenge[:80]!r}",
@@ -459,6 +461,23 @@ class Registry:
             hint=hint or "check the name and the network, then try again",
             where={"url": url.partition("?")[0]},
         )
+
+
+def _challenges(text: str) -> dict[str, dict[str, str]]:
+    """Return the ways of authentication that a header offers, by their scheme.
+
+    Args:
+        text: One header, or several joined by commas.
+    """
+    found: dict[str, dict[str, str]] = {}
+    fields: dict[str, str] = {}
+    for part in _CHALLENGE.finditer(text):
+        name, quoted, plain = part.groups()
+        if quoted is None and plain is None:
+            fields = found.setdefault(name.lower(), {})
+        else:
+            fields.setdefault(name.lower(), quoted or plain or "")
+    return found
 
 
 def _basic(credentials: Credentials) -> str:

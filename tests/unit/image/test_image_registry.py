@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from images import PACKAGE_ROOT, SITE, Demo, build_image, sha256, tree_layer
@@ -93,6 +94,32 @@ def test_credentials(client: Client, demo: FakeRegistry, auth: str) -> None:
         assert refused.verdict == "unverifiable"
         assert refused.reason["code"] == "registry-auth"
         assert refused.exit_code == 6
+        client.login(demo.host)
+        assert client.verify(demo.reference).verdict == "match"
+
+
+@pytest.mark.parametrize(
+    ("challenge", "auth"),
+    [
+        ('Negotiate, Basic realm="x"', "basic"),
+        ("Basic", "basic"),
+        ('Basic realm="x", Bearer realm="REALM",service="s"', "bearer"),
+        ('Bearer service="",realm="REALM", Basic realm="x"', "bearer"),
+        ("bearer Realm=REALM,service=s", "bearer"),
+    ],
+)
+def test_ways_in_which_a_registry_may_ask(
+    client: Client, demo: FakeRegistry, challenge: str, auth: str
+) -> None:
+    def ask(handler: Any, body: bytes) -> bool:
+        if handler.headers.get("Authorization"):
+            return False
+        text = challenge.replace("REALM", f"http://{demo.host}/token")
+        handler.answer(401, b"{}", {"WWW-Authenticate": text})
+        return True
+
+    demo.auth, demo.faults = auth, {"/v2/": ask}
+    with demo:
         client.login(demo.host)
         assert client.verify(demo.reference).verdict == "match"
 
