@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from stackctl.errors import (
     ExitCode,
@@ -74,6 +74,13 @@ class _LostAnswerError(InputError):
     """Standard output takes nothing any more, also no error document."""
 
 
+def _let_go(stream: TextIO) -> None:
+    """Lead a stream nowhere: what it still holds would fail again at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
 def _write(data: bytes, flush: bool = True) -> None:
     """Write to standard output, and notice there and not at exit where that fails."""
     out = sys.stdout
@@ -84,10 +91,7 @@ def _write(data: bytes, flush: bool = True) -> None:
         if flush:
             out.buffer.flush()
     except OSError as error:
-        # What is buffered still would fail again at exit.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, out.fileno())
-        os.close(null)
+        _let_go(out)
         # The reader of a pipe that goes away, as `head` does, has what it wanted.
         if not isinstance(error, BrokenPipeError):
             raise _LostAnswerError(
@@ -115,9 +119,11 @@ def _say(text: str) -> None:
     if stream is not None:
         encoding = stream.encoding or "utf-8"
         safe = printable(text).encode(encoding, "backslashreplace").decode(encoding)
-        # The exit code is the answer, and must not be lost with the words about it.
-        with contextlib.suppress(OSError):
+        try:
             print(safe, file=stream, flush=True)
+        except OSError:
+            # The exit code is the answer, and must not be lost with the words about it.
+            _let_go(stream)
 
 
 _OUTSIDE = frozenset(

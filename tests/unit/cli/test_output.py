@@ -247,13 +247,15 @@ def test_a_full_device_is_noticed(project: Project) -> None:
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 @pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_the_exit_code_does_not_depend_on_room_for_words(
-    project: Project, more: tuple[str, ...], both: bool
+    project: Project, more: tuple[str, ...], both: bool, unbuffered: str
 ) -> None:
+    environment = {**program_environment(), "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:
         process = spawn(project.folder, "show", "nobody", *more, stderr=full,
                         stdout=full if both else subprocess.PIPE,
-                        env=program_environment())  # fmt: skip
+                        env=environment)  # fmt: skip
         out, _ = process.communicate()
     assert process.returncode == ExitCode.USAGE
     assert bool(out) == (bool(more) and not both)
