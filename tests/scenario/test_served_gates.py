@@ -264,24 +264,24 @@ def test_a_feature_that_is_off_or_on_in_both_arms_is_not_tested(
 
 
 def test_a_composed_server_that_declares_nothing_is_not_tested(project) -> None:
-    text = SERVING.replace('engaged = ["on"]\n', "").replace(
-        '[[serving.engagement]]\narm = "on"\nfeature = "line-ten"\n'
+    text = ACCURACY.replace('engaged = ["on"]\n', "").replace(
+        '[[accuracy.engagement]]\narm = "on"\nfeature = "line-ten"\n'
         'log = "line ten is * slowly"\n',
         "",
     )
-    add(project, "speed", text)
+    add(project, "answers", text, tokens=["ANSWER: 1"])
     add(project, "fine", SERVING)
     listed = run("gate", "list", "--json", cwd=project.folder).json["gates"]
     found = {entry["name"]: entry for entry in listed}
-    assert (found["speed"]["unshown"], found["fine"]["unshown"]) == (["on"], [])
+    assert (found["answers"]["unshown"], found["fine"]["unshown"]) == (["on"], [])
     assert found["fine"]["arms"][1]["engagement"] == [
         {"arm": "on", "feature": "line-ten", "log": "line ten is * slowly"}
     ]
     words = run("gate", "list", cwd=project.folder).out
     assert words.count("not-tested in any case: nothing shows what on has on") == 1
-    done = gate(project, "speed")
+    done = gate(project, "answers")
     assert (done.code, done.json["verdict"]) == (8, "not-tested")
-    assert "declare in [[serving.engagement]]" in done.json["reasons"][0]
+    assert "declare in [[accuracy.engagement]]" in done.json["reasons"][0]
 
 
 def test_servers_at_addresses_are_no_trees_of_ours(project) -> None:
