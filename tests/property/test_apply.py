@@ -33,7 +33,7 @@ from stackctl.git.patchtext.model import Patch
 from stackctl.git.store import Store
 from stackctl.model.ids import CommitId, TreeId
 
-BATCHES = int(os.environ.get("STACKCTL_PROPERTY_EXAMPLES", "0")) or 24
+BATCHES = int(os.environ.get("STACKCTL_PROPERTY_EXAMPLES", "0")) or 16
 FOLDERS = 50
 COMMITS = 120
 
