@@ -462,13 +462,24 @@ def _unzstd(chunks: Iterator[bytes], step: int, window: int) -> Iterator[bytes]:
         read_size=CHUNK,
         read_across_frames=True,
     )
+    yield from zstd_pieces(reader, step)
+    if not frames.between:
+        raise damaged("zstd", "it ends early")
+
+
+def zstd_pieces(
+    reader: zstandard.ZstdDecompressionReader, step: int
+) -> Iterator[bytes]:
+    """Yield all that a reader unpacks, in pieces of at most `step` bytes.
+
+    Raises:
+        ImageFormatError: The stream is damaged.
+    """
     while True:
         try:
             output = reader.read(step)
         except zstandard.ZstdError as exc:
             raise damaged("zstd", str(exc)) from None
         if not output:
-            if not frames.between:
-                raise damaged("zstd", "it ends early")
             return
         yield output

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 import zstandard
 
 from stackctl.image import inflate
-from stackctl.image.blobs import CHUNK, damaged, has_header
+from stackctl.image.blobs import CHUNK, damaged, has_header, zstd_pieces
 from stackctl.image.frames import Frames
 from stackctl.image.layers import clean_path
 from stackctl.image.limits import MIB
@@ -216,13 +216,7 @@ class Record:
                 read_size=CHUNK,
                 read_across_frames=not source.bounded,
             )
-            while True:
-                try:
-                    output = reader.read(_BATCH)
-                except zstandard.ZstdError as exc:
-                    raise damaged("zstd", str(exc)) from None
-                if not output:
-                    break
+            for output in zstd_pieces(reader, _BATCH):
                 plain += len(output)
                 yield output
             if source.bounded and not source.ended:
