@@ -19,7 +19,6 @@ from stackctl.cli.gate_options import (
 )
 from stackctl.cli.output import Outcome
 from stackctl.errors import UsageError
-from stackctl.gates.rule.words import counted
 
 if TYPE_CHECKING:
     from stackctl.bisect.command import Evaluator
@@ -91,6 +90,8 @@ def _neighbour_text(title: str, neighbour: "Neighbour | None") -> Iterable[str]:
 
 def report_text(report: "Report") -> Iterable[str]:
     """Return the lines of a report for a person."""
+    from stackctl.gates.rule.words import counted
+
     yield report.message
     for culprit in report.culprits:
         yield from _culprit_text(culprit)
