@@ -362,18 +362,23 @@ def test_a_moved_head_stops_the_release_and_offline_says_what_was_not_checked(
 # --- images -------------------------------------------------------------------------
 
 
-def test_every_image_of_the_series_must_hold_the_composition(
-    project: Path, into: Path, tmp_path: Path
-) -> None:
-    root = tmp_path / "root"
+def with_image(project: Path, root: Path, named: str) -> None:
+    """Compose into a root file system, and name it as an image of the series."""
     (root / "opt").mkdir(parents=True)
     run("compose", "-C", project, "--out", root / "opt/fork")
     series = project / "series.toml"
     series.write_text(
         series.read_text()
-        + f'\n[[image]]\nref = "rootfs:{root}"\n'
+        + f'\n[[image]]\nref = "rootfs:{named}"\n'
         + 'roots = [{ tree = ".", path = "/opt/fork", kind = "checkout" }]\n'
     )
+
+
+def test_every_image_of_the_series_must_hold_the_composition(
+    project: Path, into: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    with_image(project, root, str(root))
     other = root / "opt/fork/README.md"
     good = other.read_bytes()
     other.write_bytes(b"changed\n")
@@ -393,14 +398,7 @@ def test_the_images_of_a_series_lie_beside_it(
     project: Path, into: Path, tmp_path: Path
 ) -> None:
     root = project / "root"
-    (root / "opt").mkdir(parents=True)
-    run("compose", "-C", project, "--out", root / "opt/fork")
-    series = project / "series.toml"
-    series.write_text(
-        series.read_text()
-        + '\n[[image]]\nref = "rootfs:root"\n'
-        + 'roots = [{ tree = ".", path = "/opt/fork", kind = "checkout" }]\n'
-    )
+    with_image(project, root, "root")
     # Wherever one stands, and whatever lies there under the same name.
     (tmp_path / "elsewhere/root").mkdir(parents=True)
     for folder in (project, tmp_path / "elsewhere"):
