@@ -23,6 +23,7 @@ from stackctl.errors import StackctlError, UsageError
 from stackctl.image import documents
 from stackctl.image.blobs import (
     CHUNK,
+    check_blob,
     compression,
     decompress,
     read_small,
@@ -73,8 +74,16 @@ class Archive(Protocol):
     def member(self, name: str) -> bytes:
         """Return the path of the member that a name leads to."""
 
-    def scan(self, name: str) -> Callable[[], LayerScan] | None:
-        """Return the finished scan of a layer, if the archive was read in one pass."""
+    def scan(
+        self, name: str, digest: str | None = None, size: int | None = None
+    ) -> Callable[[], LayerScan] | None:
+        """Return the finished scan of a layer, if the archive was read in one pass.
+
+        Args:
+            name: Member that holds the layer.
+            digest: What it must hash to as stored, if that is stated.
+            size: How long it must be as stored, in bytes, if that is stated.
+        """
 
 
 @dataclass(slots=True)
@@ -234,7 +243,9 @@ class FileArchive:
         """Return the path of the member that a name leads to."""
         return self._members.find(name)[0]
 
-    def scan(self, name: str) -> None:
+    def scan(
+        self, name: str, digest: str | None = None, size: int | None = None
+    ) -> None:
         """Return None: members are scanned when they are needed."""
 
 
@@ -328,23 +339,27 @@ class StreamArchive:
         """Return the path of the member that a name leads to."""
         return self._members.find(name)[0]
 
-    def scan(self, name: str) -> Callable[[], LayerScan] | None:
-        """Return the finished scan of a layer."""
-        path, _ = self._members.find(name)
+    def scan(
+        self, name: str, digest: str | None = None, size: int | None = None
+    ) -> Callable[[], LayerScan] | None:
+        """Return the finished scan of a layer, which checks its digest and size.
+
+        None if it has to be read again: no other digest than SHA-256 was taken.
+        """
+        path, member = self._members.find(name)
         result = self._scans.get(path)
-        if result is None:
+        if result is None or (digest and not digest.startswith("sha256:")):
             return None
 
         def finished() -> LayerScan:
+            # Before any complaint about the content, which then is not what was named.
+            check_blob(
+                f"layer {digest or name}",
+                (digest, self._digests[path]),
+                (size, member.size),
+            )
             if isinstance(result, StackctlError):
                 raise result
-            matched = _BLOB_NAME.fullmatch(name)
-            if matched and self._digests[path] != f"sha256:{matched[2]}":
-                raise DigestError(
-                    f"layer {name} hashes to {self._digests[path]}",
-                    hint="the image was damaged or tampered with: get it again",
-                    where={"actual": self._digests[path]},
-                )
             return result
 
         return finished
@@ -360,8 +375,16 @@ def open_archive(path: Path, budget: Budget, interest: Interest) -> Archive:
             where={"file": str(path)},
         )
     head = next(read_file(path), b"")[:16]
-    if compression(head) == "tar":
+    kind = compression(head)
+    if kind == "tar":
         return FileArchive(path)
+    if kind not in ("gzip", "zstd"):
+        raise ImageFormatError(
+            f"{path} is compressed with {kind}, which is not read here",
+            kind="archive-compression",
+            hint="unpack it, or compress it with gzip or zstd",
+            where={"file": str(path)},
+        )
     limits = budget.limits
     return StreamArchive(lambda: decompress(read_file(path), limits), budget, interest)
 
@@ -405,7 +428,9 @@ class ArchiveLayout:
 
     def finished_scan(self, descriptor: Descriptor) -> Callable[[], LayerScan] | None:
         """Return the scan of a layer that was made while the archive was read."""
-        return self._archive.scan(self._name(descriptor))
+        return self._archive.scan(
+            self._name(descriptor), descriptor.digest, descriptor.size
+        )
 
     def _name(self, descriptor: Descriptor) -> str:
         return "blobs/" + descriptor.digest.replace(":", "/", 1)
@@ -495,7 +520,7 @@ def _layer(archive: Archive, name: str, diff_id: str) -> Layer:
         None,
         "",
         open_layer,
-        archive.scan(name),
+        archive.scan(name, digest),
         archive.member(name),
     )
 

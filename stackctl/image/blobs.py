@@ -31,6 +31,7 @@ SMALL = 512 * 1024
 #: Stored bytes of a gzip member that are looked at in one piece, at least.
 _LEAST = 4096
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+_DAMAGED = "the image was damaged or tampered with: get it again"
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _OTHER_MAGIC = {b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x04\x22\x4d\x18": "lz4"}
@@ -223,27 +224,41 @@ def verified(
             raise DigestError(
                 f"{what} is longer than the {size} bytes its descriptor states",
                 kind="size-mismatch",
-                hint="the image was damaged or tampered with: get it again",
+                hint=_DAMAGED,
                 where={"digest": digest, "expected_size": size},
             )
         hasher.update(chunk)
         yield chunk
     actual = f"{algorithm}:{hasher.hexdigest()}"
+    check_blob(what, (digest, actual), (size, got))
+
+
+def check_blob(
+    what: str, digests: tuple[str | None, str], sizes: tuple[int | None, int]
+) -> None:
+    """Compare what a blob is with what is stated of it.
+
+    Args:
+        what: What to call it in an error.
+        digests: The stated one, None where none is, and the actual one.
+        sizes: The same of its length in bytes.
+
+    Raises:
+        DigestError: One of them differs.
+    """
+    digest, actual = digests
+    size, got = sizes
     if size is not None and got != size:
         raise DigestError(
             f"{what} has {got} bytes, its descriptor states {size}",
             kind="size-mismatch",
-            hint="the image was damaged or tampered with: get it again",
-            where={
-                "digest": digest,
-                "expected_size": size,
-                "actual_size": got,
-            },
+            hint=_DAMAGED,
+            where={"digest": digest, "expected_size": size, "actual_size": got},
         )
-    if actual != digest:
+    if digest is not None and actual != digest:
         raise DigestError(
             f"{what} hashes to {actual}, not to {digest}",
-            hint="the image was damaged or tampered with: get it again",
+            hint=_DAMAGED,
             where={"expected": digest, "actual": actual},
         )
 
