@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -352,6 +353,14 @@ def faulty_server(script: Script | None = None) -> Iterator[Server]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(60)
+
+
+@contextmanager
+def nobody_at() -> Iterator[int]:
+    """Yield a port at which nobody listens, and that nobody else is given."""
+    with socket.socket() as kept:
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
 
 
 async def serve(port: int, script: Script) -> None:

@@ -11,9 +11,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -356,6 +358,28 @@ class Result:
     @property
     def json(self) -> dict:
         return json.loads(self.out)
+
+
+def until(
+    condition: Callable[[], object],
+    process: "subprocess.Popen[Any] | None" = None,
+    seconds: float = 300,
+) -> None:
+    """Wait until something is so, on a busy machine also for long.
+
+    Args:
+        condition: Says whether it is so.
+        process: What has to run meanwhile; what it has done by its end counts.
+        seconds: After which it will never be so.
+    """
+    limit = time.monotonic() + seconds
+    while True:
+        alive = process is None or process.poll() is None
+        if condition():
+            return
+        assert alive, "the process ended before it was so"
+        assert time.monotonic() < limit, f"not so within {seconds:g} s"
+        time.sleep(0.02)
 
 
 def program_environment(**extra: str) -> dict[str, str]:

@@ -190,7 +190,7 @@ def test_a_process_that_ends_is_started_again_alone(unit, tmp_path):
 def test_a_unit_without_time_for_everything_decides_nothing(unit):
     answers, run = unit
     answers("on", tokens=[3, 4])
-    late = ("--timeout", "4", "--config", "f:--sleep 60")
+    late = ("--timeout", "8", "--config", "f:--sleep 600")
     stop = run(ARMS, "--config", "e:", *late)["stop"]
     assert stop["verdict"] == "not-tested"
     assert stop["reason"].startswith("4 prompts were compared, 0 differ; left out: f (")

@@ -21,6 +21,8 @@ import os, time
 import watch
 from contextlib import contextmanager
 slow = False
+clock = 0.0
+time.perf_counter = lambda: clock  # a busy machine's own would be late at times
 if place := os.environ.get("SLOW_SECOND"):
     try:
         open(place + "/first", "x")
@@ -31,8 +33,9 @@ def add_model_options(p):
 class Engine:
     def generate(self, prompts, sampling, use_tqdm):
         assert len(prompts) in (1, 8)
+        global clock
         watch.counts["prefill-writes"] += 1
-        time.sleep(0.02 if slow else 0.001)
+        clock += 0.02 if slow else 0.001
 @contextmanager
 def engine(args):
     print("noise on stdout")

@@ -5,12 +5,11 @@ import hashlib
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from gating import add_gate, arms, gate_project, processes_of, read_json
-from support import Project, program, program_environment, run
+from support import Project, program, program_environment, run, until
 
 
 @pytest.fixture
@@ -124,10 +123,7 @@ def started(project: Project, folder: Path) -> "subprocess.Popen[bytes]":
         env=program_environment(),
         stdout=subprocess.DEVNULL,
     )
-    limit = time.monotonic() + 120
-    while not (folder / "ready").exists():
-        assert time.monotonic() < limit and child.poll() is None
-        time.sleep(0.05)
+    until((folder / "ready").exists, child)
     return child
 
 
@@ -145,10 +141,7 @@ def test_an_interrupted_run_goes_on_without_repeating(project, tmp_path):
     child = started(project, folder)
     child.kill()
     child.wait()
-    limit = time.monotonic() + 120
-    while processes_of(folder):
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    until(lambda: not processes_of(folder))
     (folder / "go").touch()
     done = qualify(project, "--jobs", "1")
     assert done.code == 0, done.json

@@ -161,7 +161,7 @@ def test_locks_exclude_and_die_with_their_process(cache: Cache) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom stackctl.cache import Cache\n"
         "with Cache(Path(sys.argv[1])).lock('work'):\n"
-        "    print('held', flush=True)\n    time.sleep(60)\n"
+        "    print('held', flush=True)\n    time.sleep(600)\n"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(cache.folder)], stdout=subprocess.PIPE,
@@ -182,7 +182,7 @@ def test_locks_exclude_and_die_with_their_process(cache: Cache) -> None:
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    assert got.wait(10)
+    assert got.wait(300)
     thread.join()
 
 

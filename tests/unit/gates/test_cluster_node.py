@@ -7,13 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
 from gating import add_gate, arms, gate_project, processes_of
-from support import ROOT, Project, run
+from support import ROOT, Project, run, until
 
 from stackctl.cache import Cache
 from stackctl.gates.arms import folder_tree
@@ -236,10 +235,7 @@ def test_units_end_with_the_process(node, project, trees, archive, tmp_path, how
     arm = {"tree": tree, "composition": None, "definition": "base", "env": {}}
     assert node.ask("open", arms={"on": arm}, units=1, seed=0, tests=[]) == {}
     node.send("unit", unit=0, block=0, arms=["on"])
-    limit = time.monotonic() + 120
-    while not mark.exists():
-        assert time.monotonic() < limit and node.child.poll() is None
-        time.sleep(0.05)
+    until(mark.exists, node.child)
     assert processes_of(mark)
     if how == "end":
         node.end()
@@ -247,9 +243,7 @@ def test_units_end_with_the_process(node, project, trees, archive, tmp_path, how
         assert os.listdir(node.cache / "nodes/runs") == []
     else:
         node.child.kill()
-        while processes_of(mark):
-            assert time.monotonic() < limit
-            time.sleep(0.05)
+        until(lambda: not processes_of(mark))
 
 
 def test_output_comes_back_inside_its_folder(tmp_path):

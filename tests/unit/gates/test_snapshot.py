@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support import until
 
 from stackctl.gates import snapshot
 from stackctl.gates.here import Here, is_model
@@ -158,8 +159,7 @@ with gpu_lock("GPU-aa", lambda: None, folder):
 def test_a_gpu_belongs_to_one_run_at_a_time(tmp_path):
     other = subprocess.Popen([sys.executable, "-c", LOCKED, str(tmp_path)])
     try:
-        while not (tmp_path / "held").exists():
-            assert other.poll() is None
+        until((tmp_path / "held").exists, other)
         waited: list[int] = []
 
         def waiting() -> None:
@@ -167,7 +167,7 @@ def test_a_gpu_belongs_to_one_run_at_a_time(tmp_path):
             (tmp_path / "go").touch()
 
         with snapshot.gpu_lock("GPU-aa", waiting, tmp_path):
-            assert waited == [1] and other.wait(30) == 0
+            assert waited == [1] and other.wait(300) == 0
         # Another GPU is another lock; and nobody's file is needed to be writable.
         lock = tmp_path / "stackctl-gpu-GPU-aa.lock"
         lock.chmod(0o444)

@@ -121,9 +121,15 @@ def test_no_process_is_left_when_the_caller_is_interrupted(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    def communicate(self: subprocess.Popen[bytes], *args: bytes) -> object:
+        # Only from here on: before, nobody has the process to end it.
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        return talk(self, *args)
+
+    talk = subprocess.Popen.communicate
     monkeypatch.setattr(HermeticGit, "start", remember)
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
     old = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
         with pytest.raises(KeyboardInterrupt):
             HermeticGit().run("-c", "alias.wait=!sleep 60", "wait")

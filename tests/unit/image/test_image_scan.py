@@ -6,13 +6,13 @@ import hashlib
 import random
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
 import zstandard
 from images import Tar, sha256
+from support import until
 
 from stackctl.image import inflate
 from stackctl.image.blobs import Sink, ahead, decompress, verified
@@ -46,13 +46,9 @@ def scan(
     )
 
 
-def threads_end(before: int) -> bool:
-    """Whether there are no more threads than before, within a second."""
-    for _ in range(100):
-        if threading.active_count() <= before:
-            return True
-        time.sleep(0.01)
-    return False
+def threads_end(before: int) -> None:
+    """Wait until there are no more threads than before."""
+    until(lambda: threading.active_count() <= before)
 
 
 @pytest.mark.parametrize("size", [None, 0], ids=["threads", "none"])
@@ -69,7 +65,7 @@ def test_entries_and_diff_id(kind: str, size: int | None) -> None:
     ]
     blob = b"blob %d\0" % len(CONTENT) + CONTENT
     assert found.entries[1].oid == hashlib.sha1(blob).digest()
-    assert threads_end(before)
+    threads_end(before)
 
 
 def damage(kind: str, where: str) -> bytes:
@@ -94,7 +90,7 @@ def test_wrong_digest_comes_before_damage(
     with pytest.raises(DigestError) as caught:
         scan(stored, size, digest=sha256(b"another"))
     assert caught.value.kind == "digest-mismatch"
-    assert threads_end(before)
+    threads_end(before)
 
 
 @pytest.mark.parametrize("kind", PACK)

@@ -87,7 +87,7 @@ def test_reasoning_only(tmp_path: Path) -> None:
 
 def test_one_stalled_answer_is_wrong_and_no_more(tmp_path: Path) -> None:
     script = Script(only=2, stall_after=1)
-    answer = unit(tmp_path, script, stall_seconds=1, concurrency=1)
+    answer = unit(tmp_path, script, stall_seconds=3, concurrency=1)
     assert results(answer)["packet"] == ["exact", "exact", "stalled", *["exact"] * 3]
 
 

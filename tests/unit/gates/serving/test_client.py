@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
-import socket
 import time
 
 import pytest
-from faulty_server import Script, Server, faulty_server
+from faulty_server import Script, Server, faulty_server, nobody_at
 
 from stackctl.errors import UsageError
 from stackctl.gates.serving.client import (
@@ -127,7 +126,7 @@ def test_an_answer_that_is_too_short_for_the_cell() -> None:
 
 @pytest.mark.parametrize("heartbeat", [False, True])
 def test_a_stall_is_told_also_behind_heartbeats(heartbeat: bool) -> None:
-    limits = Limits(stall_s=0.5)
+    limits = Limits(stall_s=2)
     with faulty_server(Script(stall_after=3, heartbeat=heartbeat)) as server:
         answer = get(server, limits)
     assert codes(answer) == ["stalled"]
@@ -141,15 +140,15 @@ def test_a_slow_first_token() -> None:
 
 
 def test_a_slow_first_token_is_no_stall_of_later_ones() -> None:
-    with faulty_server(Script(first_s=0.6)) as server:
-        answer = get(server, Limits(stall_s=0.3, first_token_s=60))
+    with faulty_server(Script(first_s=2.5)) as server:
+        answer = get(server, Limits(stall_s=2, first_token_s=60))
     assert codes(answer) == []
-    assert answer.ttft_ns is not None and answer.ttft_ns >= 600_000_000
+    assert answer.ttft_ns is not None and answer.ttft_ns >= 2_500_000_000
 
 
 def test_tokens_do_not_extend_the_whole_time() -> None:
     with faulty_server(Script(gap_s=0.05)) as server:
-        answer = get(server, Limits(total_s=0.5), max_tokens=10_000)
+        answer = get(server, Limits(total_s=3), max_tokens=10_000)
     assert codes(answer) == ["timed-out"]
     assert answer.chunk_ns
 
@@ -160,11 +159,11 @@ def test_servers_that_leave_done_out() -> None:
 
 
 def test_a_connection_that_stays_open_after_done_is_no_stall() -> None:
-    with faulty_server(Script(linger_s=60)) as server:
+    with faulty_server(Script(linger_s=600)) as server:
         started = time.monotonic()
-        answer = get(server, Limits(stall_s=30))
+        answer = get(server, Limits(stall_s=300))
     assert codes(answer) == []
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 250
 
 
 def test_a_connection_that_the_server_may_drop_is_not_used_again() -> None:
@@ -180,12 +179,9 @@ def test_a_connection_that_the_server_may_drop_is_not_used_again() -> None:
 
 
 def test_nobody_listens() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     server = Server(Script())
-    server.port = port
-    assert codes(get(server)) == ["connect"]
+    with nobody_at() as server.port:
+        assert codes(get(server)) == ["connect"]
 
 
 def test_the_key_goes_only_where_it_belongs(monkeypatch: pytest.MonkeyPatch) -> None:

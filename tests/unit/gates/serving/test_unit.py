@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from faulty_server import Script, faulty_server
+from faulty_server import Script, faulty_server, nobody_at
 
 from .conftest import cell
 
@@ -44,9 +44,10 @@ def test_cells_follow_each_other_on_one_start(run) -> None:
 
 
 def test_a_cell_by_time(run) -> None:
-    answer = run(cells=(cell(requests=None, seconds=1),))
+    answer = run(cells=(cell(requests=None, seconds=2),))
     assert answer["notes"] == []
-    assert answer["samples"]["cells"]["c3/ctx64"]["requests"] >= 6
+    # More than those that are sent at once.
+    assert answer["samples"]["cells"]["c3/ctx64"]["requests"] > 3
 
 
 def test_the_chat_endpoint(run) -> None:
@@ -83,7 +84,9 @@ def test_speculation_sends_several_tokens_in_a_chunk(run) -> None:
         ({"together": 1}, "underfilled"),
         ({"alone_from": 3}, "underfilled"),
         (
-            {"foreign_running": 2, "foreign_from": 4, "foreign_until": 8},
+            # Seen in passing: long enough to be met by a look.
+            {"foreign_running": 2, "foreign_from": 4, "foreign_until": 8}
+            | {"gap_s": 0.04},
             "foreign-requests",
         ),
         ({"foreign_finished": 1, "foreign_from": 4}, "foreign-requests"),
@@ -93,14 +96,16 @@ def test_speculation_sends_several_tokens_in_a_chunk(run) -> None:
     ],
 )
 def test_each_fault_makes_the_cell_unusable(run, script, code) -> None:
-    fill = 90 if code == "underfilled" else 20
-    answer = run(script, stall_seconds=1, count="chunks", fill_percent=fill)
+    changes = {"fill_percent": 90} if code == "underfilled" else {}
+    if code == "not-drained":
+        changes["drain_seconds"] = 1
+    answer = run(script, stall_seconds=1, count="chunks", **changes)
     assert code in codes(answer)
     assert answer["notes"]
 
 
 def test_a_server_that_is_never_at_rest_is_refused(run) -> None:
-    answer = run({"foreign_running": 1})
+    answer = run({"foreign_running": 1}, drain_seconds=1)
     assert answer["stop"]["verdict"] == "invalid"
     assert "busy server" in answer["stop"]["reason"]
     assert "samples" not in answer
@@ -131,9 +136,8 @@ def test_a_server_that_is_not_ready_in_time(run) -> None:
 
 def test_nobody_is_at_the_address(run, monkeypatch) -> None:
     monkeypatch.setattr("stackctl.gates.serving.server.RUNNING_S", 0.5)
-    with faulty_server() as server:
-        port = server.port
-    answer = run(base_url=f"http://127.0.0.1:{port}/v1", ready_seconds=900)
+    with nobody_at() as port:
+        answer = run(base_url=f"http://127.0.0.1:{port}/v1", ready_seconds=900)
     assert answer["stop"] == {
         "verdict": "invalid",
         "reason": "the server was not ready within 0.5 s (ConnectError)",
