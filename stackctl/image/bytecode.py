@@ -35,6 +35,8 @@ _MAX_DEPTH = 200
 _MAX_OBJECTS = 4_000_000
 #: Last second that every file system can record.
 _LAST_SECOND = (1 << 31) - 1
+#: Modification time of a file whose time is not known; any bytecode may fit it.
+UNKNOWN_TIME = -1
 
 UNCHECKED = "unchecked"
 STALE = "stale"

@@ -16,6 +16,7 @@ from stackctl.image.expectation import (
 )
 from stackctl.image.roots import PACKAGE, Policy, Root
 from stackctl.image.rules import (
+    ELF,
     bytecode,
     classify,
     covered,
@@ -24,6 +25,8 @@ from stackctl.image.rules import (
     known_wheel_file,
 )
 from stackctl.image.view import Node, View
+
+_ALLOWED = "allowed by"
 
 
 @dataclass(slots=True)
@@ -52,6 +55,11 @@ class Finding:
     kind: str = ""
     why: str = ""
     node: Node | None = None
+
+    @property
+    def allowed(self) -> bool:
+        """Whether a rule allows an untracked file."""
+        return self.status == "ignored" and self.why.startswith(_ALLOWED)
 
 
 @dataclass(slots=True)
@@ -266,14 +274,17 @@ class _Judge:
     def _judge(
         self, path: bytes, name: bytes, node: Node, kind: str
     ) -> tuple[str, str]:
+        differs = ""
         for rule, fits in self._allow:
             if not fits(name) and not fits(self._base + path):
                 continue
             if not rule.sha256:
-                return "ignored", f"allowed by {rule.path!r}"
+                return "ignored", f"{_ALLOWED} {rule.path!r}"
             if node.kind == "f" and node.sha256 == bytes.fromhex(rule.sha256):
-                return "ignored", f"allowed by {rule.path!r} and its sha256"
-            return "extra", f"differs from the sha256 that {rule.path!r} allows"
+                return "ignored", f"{_ALLOWED} {rule.path!r} and its sha256"
+            differs = differs or rule.path
+        if differs:
+            return "extra", f"differs from the sha256 that {differs!r} allows"
         if not self._package and (path == b".git" or path.startswith(b".git/")):
             return "ignored", "git's own data"
         if node.kind != "f":
@@ -295,7 +306,7 @@ class _Judge:
             return "extra", "not tracked"
         if known_wheel_file(name):
             return "unverified", "a known wheel has a file here; no wheel is pinned"
-        if is_loadable(name):
+        if is_loadable(name) or node.head.startswith(ELF):
             return "extra", "can be run, and no known wheel has a file here"
         return "unverified", "no wheel is pinned"
 

@@ -16,6 +16,7 @@ from stackctl.image.errors import AmbiguousImageError
 from stackctl.image.expectation import ExpectedTree
 from stackctl.image.report import MATCH, MISMATCH, Report
 from stackctl.image.roots import CHECKOUT, Policy, Root
+from stackctl.image.rules import bytecode
 from stackctl.image.source import LABEL_PREFIX
 from stackctl.image.startup import (
     Startup,
@@ -237,12 +238,23 @@ class Judge:
 
     def _source_of(self, comparisons: Sequence[Comparison]) -> "_Sources":
         names: dict[bytes, bytes] = {}
-        # Nothing is equal to a wheel's where there is none.
-        for comparison in comparisons if self._wheel is not None else ():
+        allowed: list[tuple[bytes, Node]] = []
+        for comparison in comparisons:
+            # A rule judges the source, so its bytecode is compared with what is there.
+            compiled = {p.source for p in map(bytecode, comparison.bytecode) if p}
+            start = len(comparison.real_path) + 2 if comparison.real_path else 1
             for finding in comparison.of("ignored"):
                 if finding.why.startswith("equal to the pinned"):
                     names[finding.image_path.lstrip(b"/")] = finding.path
-        return _Sources(self._wheel, names)
+                elif (
+                    finding.allowed
+                    and finding.node is not None
+                    and finding.node.kind == "f"
+                    and finding.image_path[start:] in compiled
+                ):
+                    path = finding.image_path.lstrip(b"/")
+                    allowed.append((path, finding.node))
+        return _Sources(self._wheel, names, dict(self._contents.fetch(allowed)))
 
     def _absent(
         self, expected: ExpectedTree, comparisons: Sequence[Comparison]
@@ -380,11 +392,19 @@ def _who_sees_what(doubt: Doubt) -> dict[str, str]:
 class _Sources:
     """Gives the judged source of an untracked file by its path in the image."""
 
-    def __init__(self, wheel: "Wheel | None", names: Mapping[bytes, bytes]) -> None:
+    def __init__(
+        self,
+        wheel: "Wheel | None",
+        names: Mapping[bytes, bytes],
+        allowed: Mapping[bytes, bytes],
+    ) -> None:
         self._wheel = wheel
         self._names = names
+        self._allowed = allowed
 
     def __call__(self, path: bytes) -> bytes | None:
+        if path in self._allowed:
+            return self._allowed[path]
         name = self._names.get(path)
         if name is None or self._wheel is None:
             return None

@@ -130,6 +130,7 @@ class Interest(NamedTuple):
             to matter. Compiled files are nearly all of an image and are compared with
             nothing unless a wheel is pinned.
         hashed: Ordinals of entries to hash in any case; used by a second pass.
+        names: Last names of files to keep, as those that rules allow.
     """
 
     magic: bytes = b""
@@ -138,6 +139,7 @@ class Interest(NamedTuple):
     sha256: bool = False
     lazy_above: int | None = None
     hashed: frozenset[int] = frozenset()
+    names: frozenset[bytes] = frozenset()
 
     def passes(self, entry: TarEntry, ordinal: int) -> bool:
         """Say whether an entry's content is passed over."""
@@ -151,7 +153,11 @@ class Interest(NamedTuple):
             return True
         if size > limit:
             return False
-        if base in _STARTUP_NAMES or base.endswith(_STARTUP_SUFFIXES):
+        if (
+            base in _STARTUP_NAMES
+            or base in self.names
+            or base.endswith(_STARTUP_SUFFIXES)
+        ):
             return True
         return (
             bool(self.magic)

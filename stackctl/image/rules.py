@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _COMPILED = re.compile(rb"\.(so(\.\d+)*|pyd|dylib|dll|a|o|lib|cubin|fatbin|ptx)$")
-_LOADABLE = re.compile(rb"\.(py|pyw|pyc|pyo|pyd|so(\.\d+)*|egg|zip|pth|pyz)$")
+_LOADABLE = re.compile(rb"\.(py|pyw|pyc|pyo|pyd|so(\.\d+)*|egg|zip|pth|pyz|nbi|nbc)$")
+#: First bytes of programs and libraries.
+ELF = b"\x7fELF"
 _BYTECODE = re.compile(
     rb"(?P<folder>(?:.*/)?)__pycache__/(?P<stem>[^/]+?)\."
     rb"(?P<tag>[a-z]+-?\d+t?(?:-\d+|-[a-z]+-\d[\d.]*)?)"
@@ -124,7 +126,7 @@ def classify(path: bytes, head: bytes = b"") -> str:
     """
     if path.endswith(b".pyc"):
         return "bytecode"
-    if _COMPILED.search(path) or head.startswith(b"\x7fELF"):
+    if _COMPILED.search(path) or head.startswith(ELF):
         return "compiled"
     known = known_wheel_file(path)
     if known:

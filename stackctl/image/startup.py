@@ -48,12 +48,17 @@ _ENVIRONMENT = (
     "PYTHONPLATLIBDIR",
     "PYTHONUSERBASE",
     "PYTHONEXECUTABLE",
+    "PYTHON_PRESITE",
     "PYTHONBREAKPOINT",
     "PYTHONWARNINGS",
     "BASH_ENV",
     "LD_PRELOAD",
     "LD_AUDIT",
     "LD_LIBRARY_PATH",
+    # Libraries that the CUDA driver, and vLLM itself, load by these.
+    "CUDA_INJECTION64_PATH",
+    "VLLM_NCCL_SO_PATH",
+    "VLLM_CUDART_SO_PATH",
 )
 _INIT = (b"__init__.py", b"__init__.pyc", b"__init__.so")
 _EXTENSION = re.compile(rb"[^/.]+(\.[^/]*)?\.(so|pyd)")
@@ -239,18 +244,25 @@ def stated_version(
 def shadow_warnings(comparisons: Iterable[Comparison]) -> Iterator[Warn]:
     """Yield modules that Python finds before a tracked one of the same name.
 
-    In one folder it takes a package first, then an extension module, then a source.
+    In one folder it takes a package first, then an extension module, then a source, and
+    a folder without `__init__` last.
     """
     shadows: list[bytes] = []
     for comparison in comparisons:
         base = comparison.real_path + b"/" if comparison.real_path else b""
         modules = {path[:-3] for path in comparison.tracked if path.endswith(b".py")}
+        namespaces = _namespaces(comparison)
         for path in comparison.nodes:
             if path in comparison.tracked:
                 continue
             folder, slash, name = path.rpartition(b"/")
             stem = name.partition(b".")[0]
-            if folder + slash + stem in modules and _EXTENSION.fullmatch(name):
+            module = folder + slash + stem
+            extension = bool(_EXTENSION.fullmatch(name))
+            source = name in (stem + b".py", stem + b".pyc")
+            if (extension and module in modules) or (
+                (extension or source) and module in namespaces
+            ):
                 shadows.append(base + path)
             if stem == b"__init__" and folder and folder in modules:
                 shadows.append(base + path)
@@ -259,6 +271,24 @@ def shadow_warnings(comparisons: Iterable[Comparison]) -> Iterator[Warn]:
         "Python imports this in place of the tracked source of the same name",
         shadows,
     )
+
+
+def _namespaces(comparison: Comparison) -> set[bytes]:
+    """Return the tracked folders with modules that have no `__init__`."""
+    folders = {
+        path.rpartition(b"/")[0]
+        for path in comparison.tracked
+        if path.endswith(b".py") and b"/" in path
+    }
+    for folder in list(folders):
+        while folder := folder.rpartition(b"/")[0]:
+            folders.add(folder)
+    packages = {
+        folder
+        for folder, _, name in (path.rpartition(b"/") for path in comparison.nodes)
+        if name.partition(b".")[0] == b"__init__"
+    }
+    return folders - packages
 
 
 class Startup:
@@ -385,12 +415,16 @@ class Startup:
         volume = clean_path(volume)
         real = self._view.lookup(volume).path
         for comparison in self._comparisons:
-            literal = comparison.root.path.strip("/").encode("utf-8", "surrogateescape")
-            for root in (comparison.real_path, literal):
+            literal = comparison.root.path.encode("utf-8", "surrogateescape")
+            for root in (comparison.real_path, literal.strip(b"/")):
                 for path in (real, volume):
                     inside = below(root, path) or below(path, root)
                     if inside:
                         return True
+            # A link on the way is hidden too by what is mounted over its folder.
+            for step in self._view.lookup(literal).visited:
+                if below(step, real) or below(step, volume):
+                    return True
         return False
 
     def _python_path(self) -> Iterator[bytes]:
@@ -489,7 +523,7 @@ class Startup:
             extra_paths.append(working.encode() or b"/")
         extra_paths += self._script_folders()
         places.update(self._folders(extra_paths))
-        copies = list(self._zips())
+        copies = [*self._zips(), *self._archives(extra_paths)]
         distributions: dict[bytes, list[bytes]] = {}
         for place, node in places.items():
             for name, child in (node.children or {}).items():
@@ -545,6 +579,12 @@ class Startup:
                 if _PYTHON_ZIP.fullmatch(name):
                     yield folder + b"/" + name if folder else name
 
+    def _archives(self, paths: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield those of some paths that are files: Python takes them for archives."""
+        for at in map(self._view.lookup, paths):
+            if at.node is not None and at.node.kind == "f" and at.node.size:
+                yield at.path
+
     def _is_other_copy(self, path: bytes) -> bool:
         real = self._view.lookup(path)
         return (
@@ -566,17 +606,18 @@ class Startup:
         found: list[bytes] = []
         urls: list[tuple[bytes, Node]] = []
         for path, node in self._packages.items():
-            for name, child in (node.children or {}).items():
+            for name in node.children or {}:
                 if (
                     name.startswith(b"__editable__")
                     or name.endswith(b".egg-link")
                     or name.startswith(b"__editable___")
                 ):
                     found.append(path + b"/" + name)
-                elif name.endswith(b".dist-info") and child.children is not None:
-                    url = child.children.get(b"direct_url.json")
+                elif name.endswith(b".dist-info"):
+                    place = path + b"/" + name + b"/direct_url.json"
+                    url = self._view.lookup(place).node
                     if url is not None and url.kind == "f":
-                        urls.append((path + b"/" + name + b"/direct_url.json", url))
+                        urls.append((place, url))
         for path, data in self._contents.fetch(urls):
             try:
                 document = json.loads(data)
@@ -728,8 +769,11 @@ def _interpreters(view: View, prefix: bytes) -> Iterator[bytes]:
 
 
 def is_path_file(name: bytes) -> bool:
-    """Whether a file of this name is all the path of the interpreter beside it."""
-    return name.endswith(b"._pth")
+    """Whether a file of this name is all the path of the interpreter beside it.
+
+    The second name is that of an interpreter in its build folder.
+    """
+    return name.endswith(b"._pth") or name == b"pybuilddir.txt"
 
 
 def is_startup_name(path: bytes) -> bool:

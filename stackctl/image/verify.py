@@ -365,8 +365,18 @@ class _Verifier:
         )
         # With a wheel or a digest in a rule, big files are compared after all.
         lazy = None if self._sha256 or self._request.wheel else _LAZY_ABOVE
+        # The source of bytecode that a rule allows is read to judge it.
+        names = frozenset(
+            os.fsencode(rule.path).rpartition(b"/")[2]
+            for rule in self._request.allow
+            if rule.path.endswith(".py")
+        )
         return Interest(
-            magic=MAGIC_NUMBER, roots=roots, sha256=self._sha256, lazy_above=lazy
+            magic=MAGIC_NUMBER,
+            roots=roots,
+            sha256=self._sha256,
+            lazy_above=lazy,
+            names=names,
         )
 
     def _image(self) -> Image:

@@ -16,6 +16,7 @@ from typing import BinaryIO
 from stackctl.fsutil import reason
 from stackctl.image import inflate as deflated
 from stackctl.image.blobs import CHUNK
+from stackctl.image.bytecode import UNKNOWN_TIME
 from stackctl.image.errors import (
     AmbiguousImageError,
     DigestError,
@@ -328,6 +329,8 @@ class Wheel:
         mode = stat.S_IMODE(info.external_attr >> 16) or 0o644
         node = Node("f", mode=mode)
         node.size = info.file_size
+        # Installers give a file the time at which they write it.
+        node.mtime = UNKNOWN_TIME
         sha1 = hashlib.sha1(b"blob %d\0" % info.file_size, usedforsecurity=False)
         other = hashlib.sha256() if sha256 else None
         for chunk in self._open(stream, info):
