@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 from github_server import FakeGitHub, github
+from hypothesis import HealthCheck, settings
 from support import Project, hostile_home, three_sets
 
 from stackctl.cache import Cache
 from stackctl.git.store import Store
+
+# How long an example takes says more about other work on the machine than about ours.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would all that the tests start.

@@ -30,6 +30,12 @@ bytes, which the folder of a unit alone can be longer than."""
 RUNNING_S: Final = 10.0
 """Seconds that a server which is said to run gets to answer."""
 
+FIRST_PORT: Final = 20_000
+"""The first port that a server is given."""
+
+GIVEN_OUT: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Tells which ports Linux gives to connections, and to who asks for any."""
+
 NOTICE_S: Final = 2.0
 """Seconds after a fault within which it is seen that the server has ended."""
 
@@ -59,12 +65,57 @@ def fill(template: Sequence[str], values: Mapping[str, str | None]) -> list[str]
     return filled
 
 
-def free_port() -> int:
-    """Return a TCP port that nobody listens on now."""
-    with socket.socket() as probe:
+@contextmanager
+def kept_port() -> Iterator[int]:
+    """Yield a TCP port that nobody has, and that stays free for the server.
+
+    A large server takes minutes to get to its port. Until then the system could give
+    the port to any connection, or to who asks for any port, where it is one of those
+    that it gives out; another run could choose it, where nothing tells that we have.
+
+    Yields:
+        The port; no other run of this machine is given it meanwhile.
+    """
+    for port in range(FIRST_PORT, _first_given_out()):
+        with _chosen(port) as ours:
+            if ours and _is_free(port):
+                yield port
+                return
+    with socket.socket() as probe:  # the system gives out all of them, or all are used
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        given: int = probe.getsockname()[1]
+    yield given
+
+
+def _first_given_out() -> int:
+    """Return the first of the ports that the system itself gives out."""
+    try:
+        return int(GIVEN_OUT.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return FIRST_PORT
+
+
+@contextmanager
+def _chosen(port: int) -> Iterator[bool]:
+    """Tell other runs that a port is ours; yields False where it is one of theirs."""
+    with socket.socket(socket.AF_UNIX) as kept:
+        try:
+            # A name without a file: it goes with the process, and is of the same
+            # network as the port.
+            kept.bind(f"\0stackctl-port-{port}")
+            ours = True
+        except OSError:
+            ours = False
+        yield ours
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 class Server:
@@ -116,11 +167,10 @@ def started(
     Yields:
         The server; it may not be ready yet.
     """
-    port = free_port()
-    command = fill(template, {**values, "port": str(port)})
     log = folder / SERVER_LOG
     keeper = [sys.executable, "-m", "stackctl.gates.serving.keeper", str(GRACE_S)]
-    with scratch_folder(SHORT, "stackctl-server-") as temporary:
+    with kept_port() as port, scratch_folder(SHORT, "stackctl-server-") as temporary:
+        command = fill(template, {**values, "port": str(port)})
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*keeper, *command],
