@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stackctl.errors import ExitCode, StackctlError, UsageError
+from stackctl.image import entrypoints
 from stackctl.image.compare import Comparison, compare_root, untracked_summary
 from stackctl.image.contents import Contents
 from stackctl.image.errors import AmbiguousImageError
@@ -222,6 +223,7 @@ class Judge:
             self._contents,
             self._config,
             self._request.allow,
+            self._commands(expected),
         )
         warnings += startup.warnings()
         stated = _stated_tree(self._config)
@@ -235,6 +237,14 @@ class Judge:
                 )
             )
         return warnings
+
+    def _commands(self, expected: ExpectedTree) -> entrypoints.Commands:
+        """Return what the package's commands lead to, by the tree and the wheel."""
+        commands = entrypoints.tree_commands(expected)
+        files = self._wheel.entry_points().values() if self._wheel is not None else ()
+        for name, targets in entrypoints.commands_of(files).items():
+            commands.setdefault(name, set()).update(targets)
+        return commands
 
     def _source_of(self, comparisons: Sequence[Comparison]) -> "_Sources":
         names: dict[bytes, bytes] = {}

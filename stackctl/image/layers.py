@@ -44,11 +44,11 @@ _AT_ONCE = 256 * 1024
 _LARGE = 16 * 1024 * 1024
 #: Files that are kept whole because they can decide what Python runs.
 _STARTUP_SUFFIXES = (b".pth", b".egg-link", b"._pth")
-_STARTUP_NAMES = frozenset(
-    (b"pyvenv.cfg", b"direct_url.json", b"top_level.txt", b"PKG-INFO")
-)
+_STARTUP_NAMES = frozenset((b"pyvenv.cfg", b"direct_url.json", b"entry_points.txt"))
 
 
+#: Bytes of a command that may be one that an installer wrote.
+_COMMAND_BYTES = 1024
 #: Attributes that the kernel's overlay and the one in user space obey.
 OVERLAY_MARKS = (
     b"trusted.overlay.",
@@ -154,7 +154,9 @@ class Interest(NamedTuple):
         if size > limit:
             return False
         if (
-            base in _STARTUP_NAMES
+            # A longer command is none of an installer's.
+            (size <= _COMMAND_BYTES and item.name.endswith(b"bin/" + base))
+            or base in _STARTUP_NAMES
             or base in self.names
             or base.endswith(_STARTUP_SUFFIXES)
         ):

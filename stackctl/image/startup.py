@@ -20,7 +20,7 @@ from collections.abc import (
 from dataclasses import dataclass
 
 from stackctl.image import bytecode as pyc
-from stackctl.image import documents
+from stackctl.image import documents, entrypoints
 from stackctl.image.compare import Comparison
 from stackctl.image.contents import Contents
 from stackctl.image.expectation import ExpectedTree
@@ -36,6 +36,12 @@ _PYTHON_LIB = re.compile(rb"python3?(\.\d+)?t?")
 _PYTHON_ZIP = re.compile(rb"python3\d+t?\.zip")
 _PYTHON_BIN = re.compile(rb"python(3(\.\d+)?t?)?")
 _PROGRAMS = (b"bin", b"sbin")
+#: Where systems have their interpreters.
+_SYSTEM_PROGRAMS = (b"bin", b"usr/bin", b"usr/local/bin")
+#: What runtimes set where the config does not.
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_BARE = re.compile(rb"python(3(\.\d+)?t?)?|(ba|da|z|a)?sh")
+ENTRY_POINTS = b"entry_points.txt"
 #: Libraries that the loader puts into every program.
 LD_PRELOAD = b"etc/ld.so.preload"
 _VENV_VERSION = re.compile(rb"(?m)^version(?:_info)?\s*=\s*(\d+\.\d+\.\d+)")
@@ -273,6 +279,31 @@ def shadow_warnings(comparisons: Iterable[Comparison]) -> Iterator[Warn]:
     )
 
 
+def _is_bare(command: object) -> bool:
+    """Whether a command is a shell or an interpreter by itself."""
+    if not isinstance(command, list) or len(command) != 1:
+        return False
+    return bool(_BARE.fullmatch(os.fsencode(str(command[0])).rpartition(b"/")[2]))
+
+
+def _compared_names(comparisons: Sequence[Comparison]) -> frozenset[bytes]:
+    """Return the top packages of the roots."""
+    names = {
+        os.fsencode(comparison.root.tree.split("/")[0])
+        for comparison in comparisons
+        if comparison.root.kind == PACKAGE
+    }
+    if names:
+        return frozenset(names)
+    for comparison in comparisons:
+        names |= {
+            path.split(b"/")[0]
+            for path in comparison.tracked
+            if path.count(b"/") == 1 and path.endswith(b"/__init__.py")
+        }
+    return frozenset(names - {b"tests", b"test", b"docs", b"examples", b"benchmarks"})
+
+
 def _namespaces(comparison: Comparison) -> set[bytes]:
     """Return the tracked folders with modules that have no `__init__`."""
     folders = {
@@ -300,6 +331,7 @@ class Startup:
         contents: Where small files come from.
         config: The image config, if there is one.
         allow: Files of which nobody needs to hear.
+        commands: What the package's commands lead to, by those that can be believed.
     """
 
     def __init__(
@@ -309,15 +341,21 @@ class Startup:
         contents: Contents,
         config: documents.Object | None,
         allow: tuple[Allow, ...],
+        commands: entrypoints.Commands,
     ) -> None:
         self._view = view
         self._comparisons = comparisons
         self._contents = contents
         self._allow = allow
+        self._commands = commands
         inner = config.get("config") if config else None
         self._has_config = config is not None
         self._run = inner if isinstance(inner, dict) else {}
-        self._roots = {c.real_path for c in comparisons}
+        self._working = documents.as_text(
+            self._run.get("WorkingDir"), "config WorkingDir"
+        )
+        self._names = _compared_names(comparisons)
+        self._packages_named = frozenset(map(os.fsdecode, self._names))
         self._packages: dict[bytes, Node] = {}
         self._libraries: dict[bytes, Node] = {}
         for path, node in view.folders():
@@ -341,9 +379,16 @@ class Startup:
         pth = list(self._pth(extra_paths))
         yield from self._customize(extra_paths)
         yield from pth
-        yield from self._copies(extra_paths)
+        if self._has_config:
+            # `python -m` looks here first; without a working folder it is the root.
+            extra_paths.append(self._working.encode() or b"/")
+        extra_paths += self._script_folders()
+        places = {**self._packages, **self._libraries, **self._folders(extra_paths)}
+        yield from self._copies(places, extra_paths)
         yield from self._editable()
         yield from self._preload()
+        yield from self._plugins(places)
+        yield from self._scripts()
 
     def _quiet(self, paths: Iterable[bytes]) -> list[bytes]:
         return _not_allowed(paths, self._allow)
@@ -365,6 +410,23 @@ class Startup:
                     extra={"name": name, "value": environment[name][:500]},
                 )
         entrypoint = run.get("Entrypoint")
+        command = run.get("Cmd")
+        if command and not entrypoint and not _is_bare(command):
+            yield Warn(
+                "command",
+                "the config sets a command, which is what runs where none is named",
+                strict=False,
+                extra={"value": command},
+            )
+        check = run.get("Healthcheck")
+        test = check.get("Test") if isinstance(check, dict) else None
+        if test and test != ["NONE"]:
+            yield Warn(
+                "healthcheck",
+                "the config sets a health check, which Docker runs all the time beside "
+                "what was compared",
+                extra={"value": test},
+            )
         if entrypoint:
             yield Warn(
                 "entrypoint",
@@ -429,13 +491,21 @@ class Startup:
 
     def _python_path(self) -> Iterator[bytes]:
         """Yield the folders of `PYTHONPATH`."""
-        working = documents.as_text(self._run.get("WorkingDir"), "config WorkingDir")
+        for value in self._values("PYTHONPATH"):
+            yield from self._parts(value)
+
+    def _values(self, variable: str) -> Iterator[str]:
+        """Yield what a variable is set to; several where it is set several times."""
         for item in documents.as_list(self._run.get("Env"), "config Env"):
-            variable, _, value = str(item).partition("=")
-            if variable == "PYTHONPATH" and value:
-                for part in value.split(":"):
-                    place = part if part.startswith("/") else f"{working}/{part}"
-                    yield place.encode()
+            name, _, value = str(item).partition("=")
+            if name == variable and value:
+                yield value
+
+    def _parts(self, value: str) -> Iterator[bytes]:
+        """Yield the folders that a variable lists."""
+        for part in value.split(":"):
+            place = part if part.startswith("/") else f"{self._working}/{part}"
+            yield place.encode()
 
     def _customize(self, extra_paths: Iterable[bytes]) -> Iterator[Warn]:
         found = []
@@ -501,28 +571,10 @@ class Startup:
                     if is_path_file(child):
                         yield path + b"/" + child
 
-    def _copies(self, extra_paths: list[bytes]) -> Iterator[Warn]:
-        names = {
-            os.fsencode(comparison.root.tree.split("/")[0])
-            for comparison in self._comparisons
-            if comparison.root.kind == PACKAGE
-        }
-        if not names:
-            for comparison in self._comparisons:
-                names |= {
-                    path.split(b"/")[0]
-                    for path in comparison.tracked
-                    if path.count(b"/") == 1 and path.endswith(b"/__init__.py")
-                }
-            names -= {b"tests", b"test", b"docs", b"examples", b"benchmarks"}
-        places = dict(self._packages)
-        places.update(self._libraries)
-        working = documents.as_text(self._run.get("WorkingDir"), "config WorkingDir")
-        if working or self._has_config:
-            # `python -m` looks here first; without a working folder it is the root.
-            extra_paths.append(working.encode() or b"/")
-        extra_paths += self._script_folders()
-        places.update(self._folders(extra_paths))
+    def _copies(
+        self, places: Mapping[bytes, Node], extra_paths: Iterable[bytes]
+    ) -> Iterator[Warn]:
+        names = self._names
         copies = [*self._zips(), *self._archives(extra_paths)]
         distributions: dict[bytes, list[bytes]] = {}
         for place, node in places.items():
@@ -559,14 +611,173 @@ class Startup:
             if at.node is not None and at.node.kind == "d"
         }
 
+    def _plugins(self, places: Mapping[bytes, Node]) -> Iterator[Warn]:
+        files: dict[bytes, tuple[bytes, Node]] = {}
+        for place, node in places.items():
+            for name in node.children or {}:
+                # Python asks for these without regard to case.
+                low = name.lower()
+                egg = low == b"egg-info" and place.lower().endswith(b".egg")
+                if egg or low.endswith((b".dist-info", b".egg-info")):
+                    path = (place + b"/" if place else b"") + name
+                    path += b"/" + ENTRY_POINTS
+                    found = self._view.lookup(path)
+                    if found.node is not None and found.node.kind == "f":
+                        files[path] = (found.path, found.node)
+        texts = dict(self._contents.fetch(files.values()))
+        paths: list[bytes] = []
+        rows: list[str] = []
+        for path in self._quiet(files):
+            data = texts.get(files[path][0])
+            if data is None:
+                # Too large to be kept, and so of nobody's making.
+                paths.append(path)
+                continue
+            for row in entrypoints.plugins(data, self._packages_named):
+                paths.append(path)
+                rows.append(f"[{row.group}] {row.name} = {':'.join(row.target)}")
+        if paths:
+            shown = sorted({"/" + show(path) for path in paths})
+            yield Warn(
+                "plugin",
+                "the compared package, or torch, loads this code of others at its "
+                "start, by their entry points",
+                tuple(shown[:_MANY]),
+                len(shown),
+                extra={"entry_points": rows[:_MANY]},
+            )
+
+    def _scripts(self) -> Iterator[Warn]:
+        """Yield what is to say about the commands of the roots' environments."""
+        changed: list[bytes] = []
+        shadows: list[bytes] = []
+        homes = {at.path for at in map(self._view.lookup, self._script_folders())}
+        for home in sorted(homes):
+            declared = self._declared(home)
+            for name in sorted(declared):
+                path = home + b"/" + os.fsencode(name)
+                if self._is_file(path) and not self._launches(path, home, name):
+                    changed.append(path)
+            shadows += self._shadowed(home, homes, declared)
+        yield from _about(
+            "console-script",
+            "this command of the package does something else than what an installer "
+            "writes for it",
+            self._quiet(changed),
+        )
+        yield from _about(
+            "shadowed-command",
+            "the config's PATH leads here, and not to the command of this name of the "
+            "environment that was compared",
+            self._quiet(shadows),
+        )
+
+    def _declared(self, home: bytes) -> set[str]:
+        """Return the names of the commands that a package has in its environment.
+
+        What the image says is believed about names only.
+        """
+        files = []
+        for place, node in self._packages.items():
+            if (
+                place.rpartition(b"/")[0].rpartition(b"/")[0].rpartition(b"/")[0]
+                != (home.rpartition(b"/")[0])
+            ):
+                continue
+            for name in node.children or {}:
+                if name.endswith((b".dist-info", b".egg-info")):
+                    found = self._view.lookup(place + b"/" + name + b"/" + ENTRY_POINTS)
+                    if found.node is not None and found.node.kind == "f":
+                        files.append((found.path, found.node))
+        texts = [data for _, data in self._contents.fetch(files)]
+        stated = entrypoints.commands_of(texts)
+        return set(self._commands) | {
+            name
+            for name, targets in stated.items()
+            if any(target.package in self._packages_named for target in targets)
+            and "/" not in name
+        }
+
+    def _is_file(self, path: bytes) -> bool:
+        node = self._view.lookup(path).node
+        return node is not None and node.kind == "f"
+
+    def _launches(self, path: bytes, home: bytes, name: str) -> bool:
+        """Whether a file is what an installer writes for a command of the package."""
+        found = self._view.lookup(path)
+        if found.node is None or found.node.size > entrypoints.MOST_BYTES:
+            return False
+        data = dict(self._contents.fetch([(found.path, found.node)]))
+        launcher = entrypoints.read_launcher(data.get(found.path, b""))
+        if launcher is None or self._is_elsewhere(launcher.interpreter, home):
+            return False
+        wanted = self._commands.get(name)
+        if wanted is None:
+            return launcher.target.package in self._packages_named
+        return launcher.target in wanted
+
+    def _is_elsewhere(self, interpreter: bytes, home: bytes) -> bool:
+        """Whether an interpreter is of another environment than the one compared."""
+        folder, slash, _ = interpreter.rpartition(b"/")
+        if not slash or self._view.lookup(interpreter).node is None:
+            # What the image does not have runs nothing.
+            return False
+        return self._view.lookup(folder).path not in {
+            home,
+            *(self._view.lookup(path).path for path in _SYSTEM_PROGRAMS),
+        }
+
+    def _shadowed(
+        self, home: bytes, homes: Collection[bytes], declared: Collection[str]
+    ) -> Iterator[bytes]:
+        """Yield what the `PATH` leads to in place of an environment's commands."""
+        if not self._has_config:
+            return
+        node = self._view.lookup(home).node
+        interpreters = {
+            os.fsdecode(name)
+            for name in (node.children if node is not None else None) or {}
+            if _PYTHON_BIN.fullmatch(name)
+        }
+        for value in list(self._values("PATH")) or [_DEFAULT_PATH]:
+            folders: list[bytes] = []
+            reached = False
+            for at in map(self._view.lookup, self._parts(value)):
+                if at.path in homes:
+                    reached = True
+                    break
+                folders.append(at.path)
+            # Without its folder on the path nobody means its interpreter.
+            for name in sorted({*declared, *(interpreters if reached else ())}):
+                path = self._first(folders, os.fsencode(name))
+                if path is None:
+                    continue
+                own = self._view.lookup(home + b"/" + os.fsencode(name))
+                same = self._view.lookup(path).path == own.path
+                if not same and not (
+                    name in declared and self._launches(path, home, name)
+                ):
+                    yield path
+
+    def _first(self, folders: Iterable[bytes], name: bytes) -> bytes | None:
+        """Return the first program of a name in some folders."""
+        for folder in folders:
+            path = folder + b"/" + name if folder else name
+            node = self._view.lookup(path).node
+            if node is not None and node.kind == "f" and node.mode & 0o111:
+                return path
+        return None
+
     def _script_folders(self) -> Iterator[bytes]:
         """Yield where the commands of a root's environment are.
 
         A command that is a script finds modules beside itself before all others.
         """
         for comparison in self._comparisons:
+            if comparison.root.kind != PACKAGE:
+                continue
             # prefix/lib/python3.N/site-packages/name
-            parts = comparison.real_path.split(b"/")
+            parts = _package_of(comparison).split(b"/")
             if len(parts) >= 4 and parts[-2] in PACKAGES_FOLDERS:
                 yield b"/".join([b"", *parts[:-4], b"bin"])
 
@@ -650,7 +861,11 @@ def _module(parts: Sequence[bytes]) -> bytes:
 
 
 def wheel_warnings(
-    outside: Iterable[bytes], names: Collection[bytes], allow: Sequence[Allow]
+    outside: Iterable[bytes],
+    names: Collection[bytes],
+    allow: Sequence[Allow],
+    wanted: entrypoints.Commands,
+    entry_points: Mapping[bytes, bytes],
 ) -> Iterator[Warn]:
     """Yield what a wheel puts where Python looks before it comes to site-packages.
 
@@ -658,11 +873,31 @@ def wheel_warnings(
         outside: Paths of its files below the prefix, outside of site-packages.
         names: The packages that are compared.
         allow: Files of which nobody needs to hear.
+        wanted: What the tree's commands lead to.
+        entry_points: The wheel's `entry_points.txt`, by its path.
     """
+    outside = sorted(outside)
+    packages = set(map(os.fsdecode, names))
+    changed: list[bytes] = []
+    stated: set[str] = set(wanted)
+    for path, data in entry_points.items():
+        for name, targets in entrypoints.commands_of([data]).items():
+            stated.add(name)
+            right = wanted.get(name)
+            for target in targets:
+                if target not in right if right else target.package not in packages:
+                    changed.append(path)
+    changed += (path for path in outside if _command(path) in stated)
+    yield from _about(
+        "console-script",
+        "the wheel makes a command of the package that does something else than the "
+        "tree declares",
+        _not_allowed(changed, allow),
+    )
     copies: list[bytes] = []
     customize: list[bytes] = []
     interpreters: list[bytes] = []
-    for path in sorted(outside):
+    for path in outside:
         top, *inner = path.split(b"/")
         if top in (b"lib", b"lib64") and len(inner) > 1:
             # The library of Python itself, which comes before site-packages.
@@ -702,6 +937,12 @@ def wheel_warnings(
         "the wheel replaces the interpreter of the environment, or its settings",
         _not_allowed(interpreters, allow),
     )
+
+
+def _command(path: bytes) -> str:
+    """Return the command that a file below the prefix is, or nothing."""
+    folder, _, name = path.rpartition(b"/")
+    return os.fsdecode(name) if folder == b"bin" else ""
 
 
 def _pth_lines(data: bytes) -> Iterator[bytes]:
@@ -782,6 +1023,8 @@ def is_startup_name(path: bytes) -> bool:
     if path == LD_PRELOAD or is_path_file(name):
         return True
     parent = folder.rpartition(b"/")[2]
+    if name == ENTRY_POINTS and parent.endswith((b".dist-info", b".egg-info")):
+        return True
     if parent in PACKAGES_FOLDERS and (
         name.endswith(b".pth") or name.partition(b".")[0] in _CUSTOMIZE
     ):

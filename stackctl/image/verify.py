@@ -332,6 +332,7 @@ class _Verifier:
         return loaded
 
     def _load_wheel(self, path: Path) -> _Loaded:
+        from stackctl.image import entrypoints
         from stackctl.image.contents import MemoryContents
         from stackctl.image.environment import package_names
         from stackctl.image.startup import wheel_warnings
@@ -353,7 +354,19 @@ class _Verifier:
                 where={"file": str(path)},
             )
         names = {os.fsencode(r.tree.split("/")[0]) for r in roots if r.kind == PACKAGE}
-        warnings = list(wheel_warnings(wheel.outside, names, self._request.allow))
+        wanted: dict[str, set[entrypoints.Target]] = {}
+        for tree in self._expected():
+            for name, targets in entrypoints.tree_commands(tree).items():
+                wanted.setdefault(name, set()).update(targets)
+        warnings = list(
+            wheel_warnings(
+                wheel.outside,
+                names,
+                self._request.allow,
+                wanted,
+                wheel.entry_points(),
+            )
+        )
         image: dict[str, object] = {"digest": None, "platform": None, "layers": []}
         contents = MemoryContents(wheel.read, limits)
         return _Loaded(view, contents, image, roots=roots, warnings=warnings)

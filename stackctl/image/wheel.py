@@ -299,6 +299,14 @@ class Wheel:
                 parts.append(chunk)
         return b"".join(parts)
 
+    def entry_points(self) -> dict[bytes, bytes]:
+        """Return what its distribution says that it runs, by path."""
+        return {
+            path: self.read(path)
+            for path in self._members
+            if path.endswith(b".dist-info/entry_points.txt") and path.count(b"/") == 1
+        }
+
     def view(self, *, sha256: bool = False) -> View:
         """Return the files as they stand in site-packages.
 

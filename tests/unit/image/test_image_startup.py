@@ -240,7 +240,326 @@ for _name in ("CUDA_INJECTION64_PATH", "VLLM_NCCL_SO_PATH", "PYTHON_PRESITE"):
 for _name in ("PYTHONUNBUFFERED", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "LANG"):
     PLACES[f"the variable {_name}"] = over("", run={"Env": [f"{_name}=1"]})
 
-CASES = {**BYTECODE, **UNTRACKED, **SHADOWS, **PLACES}
+PIP_OLD = r"""#!/usr/bin/python3.11
+# -*- coding: utf-8 -*-
+import re
+import sys
+from demo.cli import main
+if __name__ == '__main__':
+    sys.argv[0] = re.sub(r'(-script\.pyw|\.exe)?$', '', sys.argv[0])
+    sys.exit(main())
+"""
+PIP = """#!/usr/bin/python3
+import sys
+from demo.cli import main
+if __name__ == '__main__':
+    sys.argv[0] = sys.argv[0].removesuffix('.exe')
+    sys.exit(main())
+"""
+UV = """#!/usr/bin/python3
+# -*- coding: utf-8 -*-
+import sys
+from demo.cli import main
+if __name__ == "__main__":
+    if sys.argv[0].endswith("-script.pyw"):
+        sys.argv[0] = sys.argv[0][:-11]
+    elif sys.argv[0].endswith(".exe"):
+        sys.argv[0] = sys.argv[0][:-4]
+    sys.exit(main())
+"""
+
+
+def by_shell(start: str, script: str = UV) -> str:
+    rest = script.partition("\n")[2]
+    return f"#!/bin/sh\n'''exec' {start} \"$0\" \"$@\"\n' '''\n{rest}"
+
+
+BESIDE = """"$(dirname -- "$(realpath -- "$0")")"/'python'"""
+
+
+def command(text: str, name: str = "usr/bin/demo") -> Tar:
+    return Tar().file(name, text, mode=0o755)
+
+
+def stated(text: str, name: str = "demo-1.dist-info") -> Tar:
+    return Tar().file(f"{SITE}/{name}/entry_points.txt", text)
+
+
+VENV = "opt/venv/lib/python3.11/site-packages"
+IN_VENV: dict[str, object] = {
+    "root": f"/{VENV}/demo",
+    "base": tree_layer(DEMO.package(), VENV),
+}
+OF_VENV = PIP.replace("/usr/bin", "/opt/venv/bin")
+EVIL_PYTHON = Tar().file("evil/python3", "x", mode=0o755)
+TWO = "[console_scripts]\ndemo2 = demo.cli:main\n"
+
+COMMANDS = (
+    {
+        f"a command of {what}": over("", command(text))
+        for what, text in {
+            "pip": PIP,
+            "an older pip": PIP_OLD,
+            "uv": UV,
+            "uv that can be moved": by_shell(BESIDE),
+            "a long path": by_shell("/usr/bin/python3"),
+            "a path with a space": by_shell('"/usr/b in/python3"', PIP),
+            "a quoted path": by_shell("'/usr/b in/python3'"),
+            "env": PIP.replace("/usr/bin/python3", "/usr/bin/env python3"),
+            "a distribution of Linux": PIP.replace("python3\n", "python3 -sP\n"),
+            "a place that is no more": OF_VENV,
+        }.items()
+    }
+    | {
+        f"a command with {what}": over("console-script", EVIL_PYTHON, command(text))
+        for what, text in {
+            "another import": PIP.replace("import sys\n", "import sys, evil\n"),
+            "another import by name": PIP.replace(
+                "import sys\n", "import evil as sys\n"
+            ),
+            "two imports from": PIP.replace(
+                "import sys", "import sys\nfrom evil import x"
+            ),
+            "code before": PIP.replace("import sys\n", "import sys\nprint(1)\n"),
+            "code after": PIP + "print(1)\n",
+            "code elsewhere": PIP + "else:\n    print(1)\n",
+            "code first in the block": PIP.replace(
+                "    sys.argv", "    evil()\n    sys.argv"
+            ),
+            "an argument": PIP.replace("main())", "main(evil()))"),
+            "another function": PIP.replace("import main", "import other as main"),
+            "another function called": PIP.replace(
+                "sys.exit(main", "sys.exit(sys.evil"
+            ),
+            "another preparation": PIP.replace("'.exe'", "__import__('evil')"),
+            "another module": PIP.replace("demo.cli", "evil.cli"),
+            "another module of the package": PIP.replace("demo.cli", "demo.core"),
+            "a relative import": PIP.replace("demo.cli", ".demo.cli"),
+            "another condition": PIP.replace(
+                "== '__main__'", "!= '__main__' or evil()"
+            ),
+            "another encoding": PIP_OLD.replace("utf-8", "utf-7"),
+            "another interpreter": PIP.replace("/usr/bin/python3", "/usr/bin/perl"),
+            "an interpreter elsewhere": PIP.replace("/usr/bin", "/evil"),
+            "code for the interpreter": PIP.replace("python3\n", "python3 -cimport\n"),
+            "an interpreter elsewhere by a shell": by_shell("/evil/python3"),
+            "an expansion by a shell": by_shell('"/usr/$(evil)/python3"'),
+            "another line for a shell": by_shell("/usr/bin/python3 -m evil"),
+            "a shell": "#!/bin/sh\nexec evil\n",
+            "no text": "\x7fELF\0",
+            "nothing": "",
+            "no Python": "#!/usr/bin/python3\n((((\n",
+            "much": PIP + "#" * 9000,
+        }.items()
+    }
+    | {
+        "a command that is allowed": over(
+            "",
+            command("evil"),
+            more=allowing(Allow("/usr/bin/demo")) | {"strict": True},
+        ),
+        "strictly, another command": over(
+            "console-script", command("evil"), verdict="mismatch", more={"strict": True}
+        ),
+        "a command by a link": over(
+            "", command(PIP, "opt/d"), Tar().symlink("usr/bin/demo", "/opt/d")
+        ),
+        "another command by a link": over(
+            "console-script",
+            command("evil", "opt/d"),
+            Tar().symlink("usr/bin/demo", "/opt/d"),
+        ),
+        "another command by a hard link": over(
+            "console-script",
+            command("evil", "opt/d").hardlink("usr/bin/demo", "opt/d", 0o755),
+        ),
+        "a command of others": over("", command("evil", "usr/bin/other")),
+        "a command that the image alone names": over(
+            "", command(PIP, "usr/bin/demo2"), stated(TWO)
+        ),
+        "another command that the image alone names": over(
+            "console-script", command("evil", "usr/bin/demo2"), stated(TWO)
+        ),
+        "a command that the image describes as it is": over(
+            "console-script",
+            command(PIP.replace("demo.cli", "evil")),
+            stated("[console_scripts]\ndemo = evil:main\n"),
+        ),
+        "a command of the wheel's own": over(
+            "",
+            command(PIP.replace("demo.cli", "demo.old"), "usr/bin/d3"),
+            wheel={
+                "demo-1.dist-info/entry_points.txt": b"[gui_scripts]\nd3=demo.old:main"
+            },
+        ),
+        "another command of the wheel's own": over(
+            "console-script",
+            command(PIP, "usr/bin/d3"),
+            wheel={
+                "demo-1.dist-info/entry_points.txt": b"[gui_scripts]\nd3=demo.old:main"
+            },
+        ),
+        "a command of an environment": over(
+            "", command(OF_VENV, "opt/venv/bin/demo"), **IN_VENV
+        ),
+        "another command of an environment": over(
+            "console-script", command("evil", "opt/venv/bin/demo"), **IN_VENV
+        ),
+        "a command of another environment": over(
+            "", command("evil", "opt/other/bin/demo"), **IN_VENV
+        ),
+    }
+)
+
+PYTHON = Tar().file("usr/bin/python3", "x", mode=0o755)
+OTHERS = Tar().file("evil/python3", "x", mode=0o755).file("evil/demo", "x", mode=0o755)
+
+
+def path(value: str, **more: str) -> dict[str, object]:
+    return {"run": {"Env": [f"PATH={value}"], **more}}
+
+
+PATHS = {
+    "others first on the PATH": over(
+        "shadowed-command", PYTHON, OTHERS, **path("/evil:/usr/bin")
+    ),
+    "others last on the PATH": over("", PYTHON, OTHERS, **path("/usr/bin:/evil")),
+    "others on the PATH alone": over(
+        "shadowed-command", PYTHON, OTHERS, **path("/evil")
+    ),
+    "another interpreter on the PATH alone": over(
+        "", PYTHON, EVIL_PYTHON, **path("/evil")
+    ),
+    "another interpreter first on the PATH": over(
+        "shadowed-command", PYTHON, EVIL_PYTHON, **path("/evil:/usr/bin")
+    ),
+    "another interpreter by the working folder": over(
+        "shadowed-command", PYTHON, EVIL_PYTHON, **path(":/usr/bin", WorkingDir="/evil")
+    ),
+    "another command where runtimes look by themselves": over(
+        "shadowed-command", command("evil", "usr/local/bin/demo"), run={"User": "1"}
+    ),
+    "a good command elsewhere": over(
+        "", command(PIP, "usr/local/bin/demo"), run={"User": "1"}
+    ),
+    "the same folder by another name": over(
+        "", PYTHON, Tar().symlink("bin", "usr/bin"), **path("/bin:/usr/bin")
+    ),
+    "the same file by another name": over(
+        "",
+        PYTHON,
+        Tar().symlink("x/python3", "/usr/bin/python3"),
+        **path("/x:/usr/bin"),
+    ),
+    "a folder of the name": over(
+        "", PYTHON, Tar().folder("x/python3"), **path("/x:/usr/bin")
+    ),
+    "a file that is no program": over(
+        "", PYTHON, Tar().file("x/python3", "x"), **path("/x:/usr/bin")
+    ),
+    "a PATH set twice": over(
+        "shadowed-command",
+        PYTHON,
+        OTHERS,
+        run={"Env": ["PATH=/evil:/usr/bin", "PATH=/usr/bin"]},
+    ),
+}
+
+PLUGIN = "[demo.plugins]\nx = evil:run\n"
+PLUGINS = {
+    f"a plug-in {what}": over(codes, *layers, **more)
+    for what, codes, layers, more in (
+        ("of another distribution", "plugin", [stated(PLUGIN, "o-1.dist-info")], {}),
+        (
+            "that is allowed",
+            "",
+            [stated(PLUGIN, "o-1.dist-info")],
+            {"more": allowing(Allow(f"/{SITE}/o-1.dist-info/entry_points.txt"))},
+        ),
+        ("of the package's own", "", [stated("[demo.plugins]\nx = demo.core:own")], {}),
+        ("of the package's own that leads away", "plugin", [stated(PLUGIN)], {}),
+        ("of a name alike", "plugin", [stated("[demo.p]\nx = demo_evil.core:own")], {}),
+        (
+            "in another group",
+            "",
+            [stated("[demonstration.p]\nx=e\n[pytest11]\ny=e")],
+            {},
+        ),
+        ("of torch", "plugin", [stated("[torch.backends]\nx = evil:run")], {}),
+        ("of torch's own", "", [stated("[torch.backends]\nx = torch.x:run")], {}),
+        ("that is a comment", "", [stated("[demo.plugins]\n#x = evil:run")], {}),
+        ("that is indented", "plugin", [stated(" [demo.p] \r\n\t x = e:r \r\n")], {}),
+        (
+            "in a group that comes again",
+            "plugin",
+            [stated("[demo.p]\nx = demo:y\n[z]\n[demo.p]\ny = evil")],
+            {},
+        ),
+        ("in an egg-info", "plugin", [stated(PLUGIN, "o.egg-info")], {}),
+        ("in other letters", "plugin", [stated(PLUGIN, "o-1.DIST-INFO")], {}),
+        ("in a folder of another kind", "", [stated(PLUGIN, "o-1")], {}),
+        (
+            "in an egg on the path",
+            "plugin pth-file",
+            [
+                stated(PLUGIN, "o.egg/EGG-INFO"),
+                Tar().file(f"{SITE}/o.pth", "./o.egg\n"),
+            ],
+            {},
+        ),
+        ("in an egg", "", [stated(PLUGIN, "o.egg/EGG-INFO")], {}),
+        (
+            "in the working folder",
+            "plugin",
+            [Tar().file("srv/o.egg-info/entry_points.txt", PLUGIN)],
+            {"run": {"WorkingDir": "/srv"}},
+        ),
+        ("nowhere", "", [Tar().file("srv/o.egg-info/entry_points.txt", PLUGIN)], {}),
+        (
+            "behind a link",
+            "plugin",
+            [
+                Tar().file("srv/entry_points.txt", PLUGIN),
+                Tar().symlink(f"{SITE}/o-1.dist-info", "/srv"),
+            ],
+            {},
+        ),
+        (
+            "beside a checkout",
+            "plugin second-copy",
+            [Tar().raw(PACKAGE_LAYER[:-1024]), stated(PLUGIN, "o-1.dist-info")],
+            {"root": ".", "base": CHECKOUT_LAYER},
+        ),
+    )
+}
+
+CONFIGS = {
+    "a command": over("command", run={"Cmd": ["/x.sh"]}),
+    "a command of a shell": over("command", run={"Cmd": ["/bin/sh", "-c", "x"]}),
+    "strictly, a command": over("command", run={"Cmd": ["/x"]}, more={"strict": True}),
+    "words for the entrypoint": over(
+        "entrypoint", run={"Cmd": ["x"], "Entrypoint": ["/y"]}
+    ),
+    "a shell alone": over("", run={"Cmd": ["/bin/bash"]}),
+    "an interpreter alone": over("", run={"Cmd": ["python3"]}),
+    "a health check": over("healthcheck", run={"Healthcheck": {"Test": ["CMD", "x"]}}),
+    "strictly, a health check": over(
+        "healthcheck",
+        run={"Healthcheck": {"Test": ["CMD-SHELL", "x"]}},
+        verdict="mismatch",
+        more={"strict": True},
+    ),
+    "no health check": over("", run={"Healthcheck": {"Test": ["NONE"]}}),
+    "a health check of the base": over("", run={"Healthcheck": {"Interval": 1}}),
+    "what does not run": over(
+        "", run={"User": "1", "OnBuild": ["RUN x"], "StopSignal": "SIGINT"}
+    ),
+}
+
+CASES = {
+    **BYTECODE, **UNTRACKED, **SHADOWS, **PLACES,
+    **COMMANDS, **PATHS, **PLUGINS, **CONFIGS,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -263,3 +582,54 @@ def test_bytecode_of_a_wheel_may_fit_the_time_of_its_installation(
     cache = {"demo/__pycache__/core.cpython-311.pyc": bytecode}
     report = ask(tmp_path, f"wheel:{wheel_of(tmp_path / 'demo.whl', cache)}")
     assert (report.verdict, {w.code for w in report.warnings}) == ("match", codes)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "codes"),
+    [
+        ("dist-info/entry_points.txt", b"[console_scripts]\ndemo = demo.cli:main", ""),
+        ("dist-info/entry_points.txt", b"[console_scripts]\nd2 = demo.core:main", ""),
+        (
+            "dist-info/entry_points.txt",
+            b"[console_scripts]\ndemo = demo.core:main",
+            "console-script",
+        ),
+        (
+            "dist-info/entry_points.txt",
+            b"[gui_scripts]\nother = evil:main",
+            "console-script",
+        ),
+        ("dist-info/entry_points.txt", PLUGIN.encode(), "plugin"),
+        ("data/scripts/demo", b"#!python\nevil()\n", "console-script"),
+        ("data/data/bin/demo", b"evil", "console-script"),
+        ("data/scripts/demo.sh", b"#!/bin/sh\n", ""),
+    ],
+)
+def test_what_a_wheel_runs(tmp_path: Path, name: str, data: bytes, codes: str) -> None:
+    wheel = wheel_of(tmp_path / "demo.whl", {f"demo-1.{name}": data})
+    report = ask(tmp_path, f"wheel:{wheel}")
+    assert (report.verdict, {w.code for w in report.warnings}) == (
+        "match",
+        set(codes.split()),
+    )
+
+
+def test_doubt_about_a_plugin_is_no_match(tmp_path: Path) -> None:
+    file = f"{SITE}/o-1.dist-info/entry_points.txt"
+    layers = Tar().file(file, PLUGIN), Tar().file(file, "").whiteout(file)
+    layout = write_layout(
+        tmp_path / "image",
+        build_image([PACKAGE_LAYER, *(layer.done() for layer in layers)]),
+    )
+    roots = (Root("demo", PACKAGE_ROOT, PACKAGE),)
+    report = ask(tmp_path, f"oci:{layout}", roots)
+    assert report.reason["code"] == "ambiguous-whiteout-after-file"
+
+
+def test_plugins_are_named(tmp_path: Path) -> None:
+    layers = [PACKAGE_LAYER, stated(PLUGIN, "o-1.dist-info").done()]
+    layout = write_layout(tmp_path / "image", build_image(layers))
+    report = ask(tmp_path, f"oci:{layout}", (Root("demo", PACKAGE_ROOT, PACKAGE),))
+    (warning,) = (w.document() for w in report.warnings)
+    assert warning["entry_points"] == ["[demo.plugins] x = evil:run"]
+    assert warning["paths"] == [f"/{SITE}/o-1.dist-info/entry_points.txt"]
