@@ -27,6 +27,7 @@ The reader holds one chunk and one meta header in memory, whatever the sizes in 
 archive say, and neither seeks nor writes.
 """
 
+import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ MAX_EXTENTS = 1 << 16
 
 _ZERO_BLOCK = bytes(BLOCK)
 _ZEROS = bytes(1 << 16)
-_HEADER_ONLY = frozenset(b"123456")
+_HEADER_ONLY = frozenset("123456")
 #: Types of entries that no rule but the header's own concerns.
 _PLAIN = frozenset("0123456")
 _MAX_INT64 = (1 << 63) - 1
@@ -180,15 +181,6 @@ def _sum(part: bytes) -> int:
     which no part of this length reaches: this is `sum`, several times as fast.
     """
     return (zlib.adler32(part) & 0xFFFF) - 1
-
-
-@lru_cache(maxsize=1024)
-def _tail_sum(tail: bytes) -> int:
-    """Return what bytes 148 to 512 of a header add to its sum; most entries share them.
-
-    The sum takes its own field, the first eight of them, for blanks.
-    """
-    return _sum(tail[:178]) + _sum(tail[178:]) + 8 * 0x20
 
 
 @lru_cache(maxsize=4096)
@@ -464,30 +456,33 @@ class TarReader:
                 )
 
     def _header(self, block: bytes, start: int) -> tuple[TarEntry, bool]:
-        tail = block[156:]
-        total = _sum(block[:148]) + _tail_sum(tail)
+        name, ids, size_field, time, stated, tail = _fields(block)
+        tail_sum, shared = _tail(tail)
+        total = _sum(block[:148]) + tail_sum
         # As nearly all programs write it; to read it takes three times as long.
-        if block[148:156] != b"%06o\0 " % total:
+        if stated != b"%06o\0 " % total:
             _check_sum(block, total, start)
         try:
-            mode, owner = _mode_and_owner(block[100:124])
-            size = _size(block[124:136])
-            mtime = _number(block[136:148])
-            flag, linkname, device, gnu, prefix = _tail(tail)
+            if shared is None:
+                raise ValueError
+            mode, owner = _mode_and_owner(ids)
+            size = _size(size_field)
+            mtime = _number(time)
         except ValueError:
             raise _bad("a malformed number in a header", start) from None
-        name = block[:100].partition(b"\0")[0]
+        kind, linkname, device, gnu, prefix = shared
+        name = name.partition(b"\0")[0]
         if prefix:
             name = prefix + b"/" + name
-        self._set_data(flag, size, start)
+        self._set_data(kind, size, start)
         # By position: keywords take twice the time, and layers have many entries.
         entry = TarEntry(
-            name, chr(flag), mode, size, mtime, linkname, device, {}, None, 0, owner
+            name, kind, mode, size, mtime, linkname, device, {}, None, 0, owner
         )
         return entry, gnu
 
-    def _set_data(self, flag: int, size: int, start: int) -> None:
-        left = 0 if flag in _HEADER_ONLY else size
+    def _set_data(self, kind: str, size: int, start: int) -> None:
+        left = 0 if kind in _HEADER_ONLY else size
         if left < 0:
             raise _bad("a negative size", start)
         self._left = left
@@ -514,7 +509,7 @@ class TarReader:
             entry.linkname = long_link
         if entry.type == "\0":
             entry.type = "5" if entry.name.endswith(b"/") else "0"
-        self._set_data(ord(entry.type), entry.size, start)
+        self._set_data(entry.type, entry.size, start)
         entry.stored = self._left
         try:
             extents: list[tuple[int, int]] | None = None
@@ -525,14 +520,12 @@ class TarReader:
         except ValueError:
             raise _bad("a malformed sparse map", start) from None
         if extents is not None:
-            if ord(entry.type) in _HEADER_ONLY or not _extents_hold(
-                extents, entry.size
-            ):
+            if entry.type in _HEADER_ONLY or not _extents_hold(extents, entry.size):
                 raise _bad("a sparse map that contradicts the size", start)
             entry.sparse = extents
         self._sparse = extents
         self._size = entry.size
-        if ord(entry.type) in _HEADER_ONLY:
+        if entry.type in _HEADER_ONLY:
             entry.size = 0
         return entry
 
@@ -620,34 +613,42 @@ def _mode_and_owner(fields: bytes) -> tuple[int, tuple[int, int]]:
     return _number(fields[:8]), (_number(fields[8:16]), _number(fields[16:]))
 
 
+#: Name; mode, user and group; size; time; sum; and the rest, from the type on.
+_fields = struct.Struct("100s24s12s12s8s356s").unpack
+
+_Shared = tuple[str, bytes, tuple[int, int], bool, bytes]
+
+
 @lru_cache(maxsize=1024)
-def _tail(tail: bytes) -> tuple[int, bytes, tuple[int, int], bool, bytes]:
+def _tail(tail: bytes) -> tuple[int, _Shared | None]:
     """Read a header from its type on, which most entries of an archive share.
 
     Args:
         tail: Bytes 156 to 512 of the header.
 
     Returns:
-        Type flag, link name, device numbers, whether it is GNU's, and the name's
-        prefix.
-
-    Raises:
-        ValueError: A number is malformed.
+        What bytes 148 to 512 add to the header's sum, which takes its own field, the
+        first eight of them, for blanks. And type flag, link name, device numbers,
+        whether it is GNU's, and the name's prefix, or None if a number is malformed.
     """
+    added = _sum(tail[:178]) + _sum(tail[178:]) + 8 * 0x20
     gnu = tail[101:109] == b"ustar  \0"
     device = (0, 0)
     prefix = b""
-    if gnu or tail[101:107] == b"ustar\0":
-        device = (_number(tail[173:181]), _number(tail[181:189]))
-        if gnu:
-            prefix = _buggy_gnu_prefix(tail)
-        elif tail[352:] == b"tar\0":
-            prefix = _text(tail[189:320])
-            _number(tail[320:332])
-            _number(tail[332:344])
-        else:
-            prefix = _text(tail[189:344])
-    return tail[0], _text(tail[1:101]), device, gnu, prefix
+    try:
+        if gnu or tail[101:107] == b"ustar\0":
+            device = (_number(tail[173:181]), _number(tail[181:189]))
+            if gnu:
+                prefix = _buggy_gnu_prefix(tail)
+            elif tail[352:] == b"tar\0":
+                prefix = _text(tail[189:320])
+                _number(tail[320:332])
+                _number(tail[332:344])
+            else:
+                prefix = _text(tail[189:344])
+    except ValueError:
+        return added, None
+    return added, (chr(tail[0]), _text(tail[1:101]), device, gnu, prefix)
 
 
 def _buggy_gnu_prefix(tail: bytes) -> bytes:
