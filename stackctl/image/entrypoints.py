@@ -38,6 +38,7 @@ _EXEC_BESIDE = re.compile(
 _EXEC_END = b"' '''"
 _CODING = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PYTHON = re.compile(rb"python(3(\.\d+)?t?)?")
+_CALL = re.compile(r"(?:sys\.exit|raise SystemExit)\(([\w.]+)\(\)\)|([\w.]+)\(\)")
 _PREPARATIONS = frozenset(
     ast.unparse(ast.parse(text))
     for text in (
@@ -234,16 +235,20 @@ def _called(tree: ast.Module) -> Target | None:
             imported = node.module or "", node.names[0].name
         else:
             return None
-    last = tree.body[-1] if tree.body else None
-    if imported is None or not isinstance(last, ast.If) or last.orelse:
+    if imported is None:
         return None
-    if ast.unparse(last.test) != "__name__ == '__main__'":
-        return None
-    *before, call = last.body
+    # By hand it is written without a condition, and means the same.
+    body = tree.body[-1:]
+    if isinstance(body[0], ast.If) and not body[0].orelse:
+        if ast.unparse(body[0].test) != "__name__ == '__main__'":
+            return None
+        body = body[0].body
+    *before, call = body
     if any(ast.unparse(node) not in _PREPARATIONS for node in before):
         return None
-    matched = re.fullmatch(r"sys\.exit\(([\w.]+)\(\)\)", ast.unparse(call))
+    matched = _CALL.fullmatch(ast.unparse(call))
     module, name = imported
-    if not matched or matched[1].partition(".")[0] != name:
+    called = matched[1] or matched[2] if matched else ""
+    if called.partition(".")[0] != name:
         return None
-    return Target(module, matched[1])
+    return Target(module, called)

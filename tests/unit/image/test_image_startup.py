@@ -256,6 +256,7 @@ if __name__ == '__main__':
     sys.argv[0] = sys.argv[0].removesuffix('.exe')
     sys.exit(main())
 """
+HEAD = "#!/usr/bin/python3\nfrom demo.cli import main\n"
 UV = """#!/usr/bin/python3
 # -*- coding: utf-8 -*-
 import sys
@@ -308,6 +309,10 @@ COMMANDS = (
             "env": PIP.replace("/usr/bin/python3", "/usr/bin/env python3"),
             "a distribution of Linux": PIP.replace("python3\n", "python3 -sP\n"),
             "a place that is no more": OF_VENV,
+            "somebody's hand": HEAD + "main()\n",
+            "another hand": HEAD + "import sys\nsys.exit(main())\n",
+            "a third hand": HEAD
+            + "if __name__ == '__main__':\n    raise SystemExit(main())\n",
         }.items()
     }
     | {
@@ -326,6 +331,9 @@ COMMANDS = (
             "code first in the block": PIP.replace(
                 "    sys.argv", "    evil()\n    sys.argv"
             ),
+            "no call": HEAD,
+            "a call of a call": HEAD + "main()()\n",
+            "an exit by others": HEAD + "evil.exit(main())\n",
             "an argument": PIP.replace("main())", "main(evil()))"),
             "another function": PIP.replace("import main", "import other as main"),
             "another function called": PIP.replace(
