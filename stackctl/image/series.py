@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, combinations, islice
 from pathlib import Path
 
 from stackctl.cache import Cache
@@ -19,8 +20,10 @@ from stackctl.model.series import PathWheel, Wheel, load_series
 from stackctl.progress import SILENT, Progress
 from stackctl.project import SERIES_FILE
 
-#: Subsets that are composed to explain an image; each costs some milliseconds.
-_MOST_SUBSETS = 40
+#: Sets of which each is left out, and composed alone, to explain an image.
+_MOST_SETS = 40
+#: Further subsets that are composed; each costs some milliseconds.
+_MOST_SUBSETS = 64
 
 
 def locked_tree(
@@ -111,6 +114,29 @@ def pinned_wheel(
     return PinnedWheel(path, wheel.sha256)
 
 
+def _subsets(names: Sequence[str]) -> Iterator[tuple[str, Selection]]:
+    """Yield the subsets that an image may be, the likeliest first, and their labels."""
+    few = names[:_MOST_SETS]
+    for name in few:
+        yield f"the series without {name}", Selection(without=(name,))
+    for name in few:
+        yield f"only {name}", Selection(only=(name,))
+    larger = chain.from_iterable(
+        combinations(names, size) for size in range(2, len(names) - 1)
+    )
+    for left_out in islice(larger, _MOST_SUBSETS):
+        kept = [name for name in names if name not in left_out]
+        if len(kept) < len(left_out):
+            label = f"only {_listed(kept)}"
+        else:
+            label = f"the series without {_listed(left_out)}"
+        yield label, Selection(without=left_out)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 class SeriesCandidates:
     """The trees that a series can give, for `stackctl.image.attribute`.
 
@@ -155,18 +181,13 @@ class SeriesCandidates:
         for step in whole.steps:
             name = f"{step.set}/{step.patch}" if step.patch else step.set
             yield "after-patch", f"the series up to {name}", step.tree
-        names = [s.name for s in self._context.series.sets][:_MOST_SUBSETS]
-        for kind, label, selections in (
-            ("subset", "the series without", [Selection(without=(n,)) for n in names]),
-            ("subset", "only", [Selection(only=(n,)) for n in names]),
-        ):
-            for name, selection in zip(names, selections, strict=True):
-                try:
-                    tree = self._compose(selection).tree
-                except StackctlError:
-                    # A subset that does not compose is no explanation.
-                    continue
-                yield kind, f"{label} {name}", tree
+        for label, selection in _subsets([s.name for s in self._context.series.sets]):
+            try:
+                tree = self._compose(selection).tree
+            except StackctlError:
+                # A subset that does not compose is no explanation.
+                continue
+            yield "subset", label, tree
         for path, lock in self._locks:
             label = f"composition {lock.composition} of {path}"
             yield "composition", label, lock.content.tree

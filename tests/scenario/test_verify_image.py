@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -276,3 +276,31 @@ def test_a_tree_of_a_repository(release: Release) -> None:
     assert (done.code, done.json["verdict"]) == (1, "mismatch")
     done = release.verify("oci:images/r1", *place, "--tree", "0" * 40)
     assert (done.code, set(done.json)) == (4, {"error"})
+
+
+@pytest.mark.parametrize(
+    ("left_out", "label"),
+    [
+        ("ad", "the series without a and d"),
+        ("bc", "the series without b and c"),
+        ("abd", "only c"),
+        ("cd", "the series up to b/0001-b.patch"),
+        ("b", "the series without b"),
+    ],
+)
+def test_image_of_any_subset_is_named(
+    make_series: Callable[..., Project], tmp_path: Path, left_out: str, label: str
+) -> None:
+    project = make_series()
+    project.base({"pkg/__init__.py": "", **{f"pkg/{n}.py": "x = 0\n" for n in "abcd"}})
+    for name in "abcd":
+        project.add(name, (f"{name}\n", {f"pkg/{name}.py": "x = 1\n"}))
+    project.save()
+    assert run("lock", cwd=project.folder).code == 0
+    names = [part for name in left_out for part in ("--without", name)]
+    tree = tmp_path / "tree"
+    assert run("compose", *names, "--out", tree, cwd=project.folder).code == 0
+    arguments = ("verify-image", f"rootfs:{tree}", "--root", ".=/", "--json")
+    document = run(*arguments, cwd=project.folder).json
+    first = document["explains"][0]
+    assert (first["relation"], first["label"]) == ("equals", label)
