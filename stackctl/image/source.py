@@ -69,6 +69,7 @@ _CONFIG_KEYS = (
     "Cmd",
     "Entrypoint",
     "Env",
+    "Healthcheck",
     "User",
     "Volumes",
     "WorkingDir",

@@ -42,6 +42,27 @@ _SYSTEM_PROGRAMS = (b"bin", b"usr/bin", b"usr/local/bin")
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BARE = re.compile(rb"python(3(\.\d+)?t?)?|(ba|da|z|a)?sh")
 ENTRY_POINTS = b"entry_points.txt"
+#: Top packages that many distributions install by mistake, and every checkout has.
+_COMMON = (
+    b"benchmarks", b"docs", b"examples", b"scripts", b"setup", b"test", b"tests",
+    b"tools",
+)  # fmt: skip
+#: Folders of compiled code by their name, and that of the folder above if it counts.
+_CACHES = {
+    b"cache": b".triton",
+    b"torch_compile_cache": b"",
+    b"flashinfer": b".cache",
+    b"torch_extensions": b".cache",
+    b"ComputeCache": b".nv",
+    b".deep_gemm": b"",
+}
+_CACHE_VARIABLES = (
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "CUDA_CACHE_PATH",
+    "DG_JIT_CACHE_DIR",
+)
 #: Libraries that the loader puts into every program.
 LD_PRELOAD = b"etc/ld.so.preload"
 _VENV_VERSION = re.compile(rb"(?m)^version(?:_info)?\s*=\s*(\d+\.\d+\.\d+)")
@@ -189,6 +210,9 @@ def _check_bytecode(
                 text = judged_source(root + place.source)
         times = (source.mtime, *source.times)
         use = pyc.usage(header, times, source.size, text)
+        if source.kind != "f" and use == pyc.STALE:
+            # The time and size that count are those of what the link leads to.
+            use = pyc.USED
         if use == pyc.UNCHECKED:
             found.setdefault("bytecode-unchecked", []).append(root + path)
         elif use in (pyc.STALE, pyc.BROKEN):
@@ -279,6 +303,24 @@ def shadow_warnings(comparisons: Iterable[Comparison]) -> Iterator[Warn]:
     )
 
 
+def _is_cache(folder: bytes, name: bytes) -> bool:
+    """Whether a folder holds what Triton, torch and others compiled before.
+
+    Args:
+        folder: Name of the folder above.
+        name: Its own.
+    """
+    if name.startswith(b"torchinductor_"):
+        return folder == b"tmp"
+    above = _CACHES.get(name)
+    return above is not None and above in (b"", folder)
+
+
+def _is_test(test: object) -> bool:
+    """Whether a health check runs something."""
+    return bool(test) and test != ["NONE"]
+
+
 def _is_bare(command: object) -> bool:
     """Whether a command is a shell or an interpreter by itself."""
     if not isinstance(command, list) or len(command) != 1:
@@ -358,12 +400,15 @@ class Startup:
         self._packages_named = frozenset(map(os.fsdecode, self._names))
         self._packages: dict[bytes, Node] = {}
         self._libraries: dict[bytes, Node] = {}
+        self._caches: list[bytes] = []
         for path, node in view.folders():
-            name = path.rpartition(b"/")[2]
+            folder, _, name = path.rpartition(b"/")
             if name in PACKAGES_FOLDERS:
                 self._packages[path] = node
             elif _PYTHON_LIB.fullmatch(name) or name == b"lib-dynload":
                 self._libraries[path] = node
+            elif node.children and _is_cache(folder.rpartition(b"/")[2], name):
+                self._caches.append(path)
         # A package root tells where its siblings are, whatever that folder is called.
         for comparison in comparisons:
             if comparison.root.kind == PACKAGE:
@@ -387,7 +432,9 @@ class Startup:
         yield from self._copies(places, extra_paths)
         yield from self._editable()
         yield from self._preload()
+        yield from self._beside()
         yield from self._plugins(places)
+        yield from self._code_caches()
         yield from self._scripts()
 
     def _quiet(self, paths: Iterable[bytes]) -> list[bytes]:
@@ -419,8 +466,13 @@ class Startup:
                 extra={"value": command},
             )
         check = run.get("Healthcheck")
-        test = check.get("Test") if isinstance(check, dict) else None
-        if test and test != ["NONE"]:
+        # Docker reads the key in any case.
+        tests = [
+            value
+            for key, value in (check.items() if isinstance(check, dict) else ())
+            if key.casefold() == "test"
+        ]
+        for test in filter(_is_test, tests):
             yield Warn(
                 "healthcheck",
                 "the config sets a health check, which Docker runs all the time beside "
@@ -610,6 +662,64 @@ class Startup:
             for at in found
             if at.node is not None and at.node.kind == "d"
         }
+
+    def _beside(self) -> Iterator[Warn]:
+        """Yield modules that Python finds first because it starts beside them."""
+        places = [self._folders(self._script_folders())]
+        if self._has_config:
+            places.append(self._folders([self._working.encode() or b"/"]))
+        installed = {
+            name.partition(b".")[0]
+            for comparison in self._comparisons
+            if comparison.root.kind == PACKAGE
+            for name in self._siblings(comparison)
+        }
+        installed |= set(map(os.fsencode, sys.stdlib_module_names))
+        # Of these everybody has some, and nobody means those of others.
+        installed -= {*self._names, *_COMMON}
+        found: list[bytes] = []
+        for path, node in {
+            key: n for part in places for key, n in part.items()
+        }.items():
+            if path in self._packages or path in self._libraries:
+                continue
+            for name, child in (node.children or {}).items():
+                stem = name.partition(b".")[0]
+                if stem in installed and (
+                    _has_init(child) if child.kind == "d" else name.endswith(_MODULES)
+                ):
+                    found.append((path + b"/" if path else b"") + name)
+        yield from _about(
+            "shadowed-import",
+            "Python finds this, beside a command or in the working folder, before its "
+            "own module or an installed one of the name",
+            self._quiet(found),
+        )
+
+    def _siblings(self, comparison: Comparison) -> Iterable[bytes]:
+        """Return what is installed beside a root's package."""
+        folder = _package_of(comparison).rpartition(b"/")[0]
+        node = self._view.lookup(folder).node
+        return (node.children if node is not None else None) or ()
+
+    def _code_caches(self) -> Iterator[Warn]:
+        named = [
+            os.fsencode(value)
+            for variable in _CACHE_VARIABLES
+            for value in self._values(variable)
+        ]
+        given = [path for path, node in self._folders(named).items() if node.children]
+        found = [
+            path
+            for path in [*self._caches, *given]
+            if not any(below(path, c.real_path) for c in self._comparisons)
+        ]
+        yield from _about(
+            "code-cache",
+            "what was compiled before is kept here, and is run in place of what the "
+            "compared sources would compile to",
+            self._quiet(found),
+        )
 
     def _plugins(self, places: Mapping[bytes, Node]) -> Iterator[Warn]:
         files: dict[bytes, tuple[bytes, Node]] = {}

@@ -557,6 +557,9 @@ CONFIGS = {
         verdict="mismatch",
         more={"strict": True},
     ),
+    "a health check in other letters": over(
+        "healthcheck", run={"Healthcheck": {"test": ["CMD", "x"]}}
+    ),
     "no health check": over("", run={"Healthcheck": {"Test": ["NONE"]}}),
     "a health check of the base": over("", run={"Healthcheck": {"Interval": 1}}),
     "what does not run": over(
@@ -564,7 +567,61 @@ CONFIGS = {
     ),
 }
 
+BESIDE_IT = {
+    f"{what} beside the commands": over(codes, Tar().file(f"usr/bin/{name}", "x"))
+    for what, name, codes in (
+        ("a module of the library", "re.py", "shadowed-import"),
+        ("bytecode of the library", "json.pyc", "shadowed-import"),
+        ("a package of the library", "json/__init__.py", "shadowed-import"),
+        ("a folder of the name", "json/x.txt", ""),
+        ("a script", "rst2html.py", ""),
+        ("a script of a common name", "tests.py", ""),
+        ("a program", "json", ""),
+    )
+} | {
+    "an installed module, shadowed from the working folder": over(
+        "shadowed-import",
+        Tar().file(f"{SITE}/torch/__init__.py", "x").file("srv/torch.py", "x"),
+        run={"WorkingDir": "/srv"},
+    ),
+    "a module of the working folder": over(
+        "",
+        Tar().file(f"{SITE}/torch/__init__.py", "x").file("srv/other.py", "x"),
+        run={"WorkingDir": "/srv"},
+    ),
+    "a module where nobody starts": over("", Tar().file("srv/json.py", "x")),
+    "site-packages as the working folder": over(
+        "",
+        Tar().file(f"{SITE}/typing_extensions.py", "x"),
+        run={"WorkingDir": f"/{SITE}"},
+    ),
+    "a module beside the commands that is allowed": over(
+        "", Tar().file("usr/bin/re.py", "x"), more=allowing(Allow("/usr/bin/re.py"))
+    ),
+}
+CACHES = {
+    f"compiled code in {name}": over(codes, Tar().file(f"{name}/x", "x"))
+    for name, codes in (
+        ("root/.triton/cache", "code-cache"),
+        ("home/a/.cache/vllm/torch_compile_cache/0", "code-cache"),
+        ("tmp/torchinductor_root", "code-cache"),
+        ("root/.cache/flashinfer", "code-cache"),
+        ("root/.cache/pip", ""),
+        ("var/cache", ""),
+        (f"{SITE}/flashinfer", ""),
+    )
+} | {
+    "a folder for compiled code": over("", Tar().folder("root/.triton/cache")),
+    "compiled code in a folder that is named": over(
+        "code-cache", Tar().file("c/x", "x"), run={"Env": ["TRITON_CACHE_DIR=/c"]}
+    ),
+    "no compiled code in a folder that is named": over(
+        "", run={"Env": ["TRITON_CACHE_DIR=/c"]}
+    ),
+}
+
 CASES = {
+    **BESIDE_IT, **CACHES,
     **BYTECODE, **UNTRACKED, **SHADOWS, **PLACES,
     **COMMANDS, **PATHS, **PLUGINS, **CONFIGS,
 }  # fmt: skip
@@ -641,3 +698,28 @@ def test_plugins_are_named(tmp_path: Path) -> None:
     (warning,) = (w.document() for w in report.warnings)
     assert warning["entry_points"] == ["[demo.plugins] x = evil:run"]
     assert warning["paths"] == [f"/{SITE}/o-1.dist-info/entry_points.txt"]
+
+
+def test_bytecode_of_a_source_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "tree/demo").mkdir(parents=True)
+    (tmp_path / "tree/real.py").write_bytes(GOOD)
+    (tmp_path / "tree/demo/core.py").symlink_to("../real.py")
+    cache = "opt/demo/demo/__pycache__/core.cpython-311.pyc"
+    layer = (
+        Tar()
+        .file("opt/demo/real.py", GOOD)
+        .symlink("opt/demo/demo/core.py", "../real.py")
+    )
+    layer.file(cache, pyc(EVIL))
+    layout = write_layout(tmp_path / "image", build_image([layer.done()]))
+    request = Request(
+        f"oci:{layout}",
+        [folder_tree(tmp_path / "tree")],
+        (Root(".", "/opt/demo", CHECKOUT),),
+        platform=Platform("linux", "amd64", ""),
+    )
+    report = verify(request)
+    assert (report.verdict, [w.code for w in report.warnings]) == (
+        "match",
+        ["bytecode-unverifiable"],
+    )
