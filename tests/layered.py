@@ -115,6 +115,18 @@ CASES: dict[str, Case] = {
     "whiteout-then-implicit-folder": doubt(
         "whiteout-and-folder", T().whiteout("d").file("d/n", "n")
     ),
+    "whiteout-of-a-file-then-folder": Case(
+        (T().whiteout("f").folder("f").file("f/n", "n"),), {"f/n": "n"}
+    ),
+    "whiteout-of-a-symlink-then-folder": Case(
+        (T().whiteout("s").folder("s").file("s/n", "n"),), {"s/n": "n", "d/n": None}
+    ),
+    "whiteout-of-nothing-then-folder": Case(
+        (T().whiteout("q").folder("q").file("q/n", "n"),), {"q/n": "n"}
+    ),
+    "whiteout-of-nothing-then-implicit-folder": doubt(
+        "whiteout-and-folder", T().whiteout("q").file("q/n", "n")
+    ),
     "whiteout-that-is-a-hard-link": Case(
         (T().raw(header(b"a/.wh.x", b"1", link=b"a/y")),), {"a/x": None, "a/y": "2"}
     ),
@@ -158,6 +170,11 @@ CASES: dict[str, Case] = {
         "opaque-after-unnamed-folder",
         T().folder("d").folder("d/q/p").file("d/q/p/n", "n").opaque("d"),
     ),
+    "opaque-after-a-named-folder-in-an-unnamed-one": doubt(
+        "opaque-after-unnamed-folder",
+        T().folder("d").folder("d/q/p").opaque("d"),
+        alone=True,
+    ),
     "opaque-root": doubt("opaque-root", T().opaque("").file("n", "n")),
     # One type in place of another.
     "file-over-folder": Case((T().file("d", "F"),), {"d": "F", "d/k": None}),
@@ -173,6 +190,12 @@ CASES: dict[str, Case] = {
     ),
     "new-file-then-folder": Case(
         (T().file("q", "F").folder("q").file("q/n", "n"),), {"q/n": "n"}
+    ),
+    "folder-in-a-folder-then-file": doubt(
+        "folder-lost", T().folder("q").folder("q/p").file("q", "F")
+    ),
+    "folder-in-a-folder-then-symlink": doubt(
+        "folder-lost", T().folder("q").folder("q/p/o").symlink("q", "d")
     ),
     "folder-then-file": Case(
         (T().folder("q").file("q/1", "1").file("q", "F"),), {"q": "F", "q/1": None}
@@ -229,6 +252,19 @@ CASES: dict[str, Case] = {
     "hardlink-absolute": Case((T().file("b", "B").hardlink("c", "/b"),), {"c": "B"}),
     "hardlink-dot": Case((T().file("b", "B").hardlink("c", "./b"),), {"c": "B"}),
     "hardlink-dotdot": Case((T().file("b", "B").hardlink("c", "../b"),), {"c": "B"}),
+    "hardlink-dotdot-in-a-file": Case(
+        (T().file("b", "B").hardlink("c", "b/../no/../b"),), {"c": "B"}
+    ),
+    "hardlink-dotdot-in-a-symlink": doubt(
+        "hardlink-dotdot",
+        T()
+        .folder("q")
+        .folder("q/r")
+        .symlink("l", "q/r")
+        .file("b", "B")
+        .file("q/b", "Q")
+        .hardlink("c", "l/../b"),
+    ),
     "hardlink-to-a-lower-layer": doubt("hardlink-lower-layer", T().hardlink("c", "f")),
     "hardlink-forward": refuse(
         "hardlink-missing", T().hardlink("c", "b").file("b", "B")
@@ -336,6 +372,12 @@ CASES: dict[str, Case] = {
         "global-header-name",
         T().raw(header(b"f", b"g", size=len(_GLOBAL)) + padded(_GLOBAL)),
     ),
+    "global-path": Case(
+        (T().file("a/n", "n").pax((b"path", b"q"), kind=b"g").file("b", "B"),),
+        {"a/n": "n", "b": "B"},
+        ("global-pax", "global-pax"),
+        same=False,
+    ),
     "overlay-device": doubt("overlay-marker", T().device("f", 0, 0)),
     "overlay-xattr": doubt(
         "overlay-marker",
@@ -343,6 +385,74 @@ CASES: dict[str, Case] = {
         .pax((b"SCHILY.xattr.trusted.overlay.opaque", b"y"))
         .folder("d")
         .file("d/n", "n"),
+    ),
+    "hardlink-to-an-overlay-device": Case(
+        (T().device("q", 0, 0).hardlink("f", "q"),),
+        {},
+        ("overlay-marker", "overlay-marker"),
+        same=False,
+    ),
+    # Doubts that later layers end, and some that they do not.
+    "overlay-device-then-file": Case(
+        (T().device("f", 0, 0), T().file("f", "new")), {"f": "new"}
+    ),
+    "overlay-device-then-file-then-device": doubt(
+        "overlay-marker",
+        T().device("f", 0, 0),
+        T().file("f", "new"),
+        T().device("f", 0, 0),
+    ),
+    "overlay-device-then-folder-removed": Case(
+        (T().device("d/k", 0, 0), T().whiteout("d")), {"d/k": None}
+    ),
+    "overlay-device-with-an-opaque-marker": doubt(
+        "overlay-marker", T().folder("d").device("d/k", 0, 0).opaque("d")
+    ),
+    "overlay-device-then-opaque": Case(
+        (T().device("d/k", 0, 0), T().folder("d").file("d/n", "n").opaque("d")),
+        {"d/k": None, "d/n": "n"},
+    ),
+    "overlay-xattr-then-removed": Case(
+        (
+            T().pax((b"SCHILY.xattr.trusted.overlay.opaque", b"y")).folder("d"),
+            T().whiteout("d"),
+            T().folder("d").file("d/n", "n"),
+        ),
+        {"d/k": None, "d/n": "n"},
+    ),
+    "whiteout-then-folder-then-removed": Case(
+        (
+            T().whiteout("d").folder("d").file("d/n", "n"),
+            T().whiteout("d"),
+            T().folder("d").file("d/m", "m"),
+        ),
+        {"d/k": None, "d/n": None, "d/m": "m"},
+    ),
+    "whiteout-then-folder-then-file-and-folder": Case(
+        (
+            T().whiteout("d").folder("d").file("d/n", "n"),
+            T().file("d", "F").folder("d").file("d/m", "m"),
+        ),
+        {},
+        ("folder-after-file",),
+        same=False,
+    ),
+    "whiteout-then-folder-then-whiteout-and-folder": doubt(
+        "whiteout-and-folder",
+        T().whiteout("d").folder("d").file("d/n", "n"),
+        T().whiteout("d").folder("d").file("d/m", "m"),
+    ),
+    "folder-then-whiteout-then-removed": doubt(
+        "whiteout-and-folder",
+        T().folder("d").file("d/n", "n").whiteout("d"),
+        T().whiteout("d"),
+    ),
+    "behind-a-lower-symlink-then-replaced": Case(
+        (T().file("s/k", "n"), T().file("d/k", "K").symlink("s", "d")),
+        {"d/k": "K", "s": "->d"},
+    ),
+    "behind-a-lower-symlink-then-removed-in-part": doubt(
+        "parent-symlink", T().file("s/n", "n"), T().whiteout("d/n")
     ),
     # Content.
     "sparse-0.1": Case(

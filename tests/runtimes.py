@@ -53,7 +53,8 @@ def read_tree(root: Path) -> Tree:
                 tree[path] = ("d", mode, b"")
                 stack.append(path)
             elif stat.S_ISLNK(info.st_mode):
-                tree[path] = ("l", 0, os.fsencode(full.readlink()))
+                # As it is: a Path would lose "./" and a slash at the end.
+                tree[path] = ("l", 0, os.readlink(item.path))  # noqa: PTH115
             elif stat.S_ISREG(info.st_mode):
                 digest = hashlib.sha256(full.read_bytes()).hexdigest().encode()
                 tree[path] = ("f", mode, digest)

@@ -49,6 +49,8 @@ _STARTUP_NAMES = frozenset((b"pyvenv.cfg", b"direct_url.json", b"entry_points.tx
 
 #: Bytes of a command that may be one that an installer wrote.
 _COMMAND_BYTES = 1024
+#: The device that the kernel's overlay takes for a whiteout.
+ZERO_DEVICE = "0/0 device"
 #: Attributes that the kernel's overlay and the one in user space obey.
 OVERLAY_MARKS = (
     b"trusted.overlay.",
@@ -68,7 +70,7 @@ class LayerEntry:
         mode: Permission bits.
         size: Content size in bytes.
         mtime: Seconds since 1970.
-        link: Link target as recorded.
+        link: Link target as recorded; of a global header, the name that it sets.
         oid: Git blob id (SHA-1) of a file's content or a symlink's target.
         sha256: SHA-256 of the content, where a rule names one.
         kept: Compressed content, of files that are kept.
@@ -238,7 +240,7 @@ def clean_path(name: bytes) -> bytes:
 
 def _overlay_meaning(entry: TarEntry) -> str:
     if entry.type == "3" and entry.device == (0, 0):
-        return "0/0 device"
+        return ZERO_DEVICE
     for key in entry.pax:
         if key.startswith(b"SCHILY.xattr.") and b"overlay" in key:
             name = key[len(b"SCHILY.xattr.") :]
@@ -397,15 +399,15 @@ def _parse(
             item.oid = blob_id(entry.linkname)
             item.size = len(entry.linkname)
         elif entry.type == "g":
-            for key in (b"path", b"linkpath", b"size"):
-                if key in entry.pax:
-                    raise AmbiguousImageError(
-                        f"a global PAX header sets {key.decode()!r} for every later "
-                        "entry: container runtimes ignore it, other tar programs obey",
-                        kind="ambiguous-global-pax",
-                        hint="build the layer without a global header",
-                        where={"entry": ordinal},
-                    )
+            if b"size" in entry.pax:
+                raise AmbiguousImageError(
+                    "a global PAX header sets 'size' for every later entry: container "
+                    "runtimes ignore it, other tar programs obey",
+                    kind="ambiguous-global-pax",
+                    hint="build the layer without a global header",
+                    where={"entry": ordinal},
+                )
+            item.link = entry.pax.get(b"path") or entry.pax.get(b"linkpath", b"")
         if entry.pax or entry.type == "3":
             item.overlay = _overlay_meaning(entry)
         entries.append(item)

@@ -325,7 +325,7 @@ def settle(view: View, number: int, outcome: Outcome) -> None:
                 # Whatever it had, it is gone.
                 continue
         paths = dict.fromkeys(_concerned(view, found))
-        view.doubts.append(
+        view.doubts.add(
             Doubt(
                 "lazy-index",
                 number,

@@ -22,14 +22,20 @@ The rules, within one layer, in the order of its entries:
 - `.wh.NAME` removes NAME of lower layers, whatever its own type; `.wh..wh..opq` removes
   everything of lower layers from its folder and leaves what its own layer puts there,
   before or after it.
+
+A doubt ends where a later layer removes or replaces all that it is about, since then
+every runtime has the same there again. This holds for doubts about a layer that every
+runtime takes, and of which the tree has the outcome of unpacking runtimes: merging ones
+are blind to what is below, so that nothing in a doubtful place leads them elsewhere.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from stackctl.image.errors import ImageFormatError
-from stackctl.image.layers import MAX_PATH, LayerEntry, clean_path
+from stackctl.image.layers import MAX_PATH, ZERO_DEVICE, LayerEntry, clean_path
 
 #: Symlinks followed in one lookup; the kernel's limit.
 MAX_SYMLINKS = 40
@@ -37,6 +43,7 @@ MAX_SYMLINKS = 40
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 _AUFS = b".wh..wh."
+_OPAQUE_MARK = "trusted.overlay.opaque"
 
 
 class Node:
@@ -104,6 +111,15 @@ FAMILIES = (
     ("overlay", "with an overlay driver (containerd, Docker, podman, buildah)"),
     ("one-folder", "where layers are applied to one folder (umoci, vfs)"),
 )
+#: Who obeys a global PAX header and who does not.
+_READERS = (
+    ("runtimes", "container runtimes"),
+    ("tar-programs", "tar programs as Python's and GNU's"),
+)
+#: Entries behind a renaming global header that are told apart from the whole image.
+_MOST_RENAMED = 10_000
+#: Paths in doubts that may end; with more of them, further doubts stay.
+_MOST_OPEN = 10_000
 
 
 class Doubt(NamedTuple):
@@ -142,6 +158,102 @@ class Lookup(NamedTuple):
     visited: tuple[bytes, ...]
 
 
+class Doubts:
+    """The doubts about a view, and which of them later layers may end."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, Doubt] = {}
+        self._known: dict[tuple[str, tuple[bytes, ...]], int] = {}
+        self._count = 0
+        # Doubts that may end, with the last layer that gave rise to them.
+        self._open: dict[int, int] = {}
+        self._at: dict[bytes, set[int]] = {}
+        self._sorted: list[bytes] = []
+
+    def __iter__(self) -> Iterator[Doubt]:
+        return iter(self._all.values())
+
+    @property
+    def may_end(self) -> bool:
+        """Whether there is a doubt that a later layer may end."""
+        return bool(self._sorted)
+
+    def add(self, doubt: Doubt, *, ends: bool = False) -> None:
+        """Add a doubt, or hear of one again.
+
+        Args:
+            doubt: The doubt.
+            ends: Whether it ends when all it is about is removed or replaced.
+        """
+        key = (doubt.code, doubt.paths)
+        number = self._known.get(key)
+        if number is not None:
+            if not ends:
+                self._forget(number)
+            elif number in self._open:
+                self._open[number] = doubt.layer
+            return
+        number = self._known[key] = self._count
+        self._count += 1
+        self._all[number] = doubt
+        if ends and len(self._sorted) < _MOST_OPEN:
+            self._open[number] = doubt.layer
+            for path in doubt.paths:
+                if path not in self._at:
+                    self._at[path] = set()
+                    insort(self._sorted, path)
+                self._at[path].add(number)
+
+    def settle(self, path: bytes, layer: int) -> bool:
+        """End what lower layers left in doubt at a path and below it.
+
+        Returns:
+            Whether anything was.
+        """
+        found = [path] if path in self._at else []
+        start = bisect_left(self._sorted, path + b"/")
+        end = bisect_left(self._sorted, path + b"0", start)
+        found += self._sorted[start:end]
+        ended = False
+        for place in found:
+            for number in list(self._at[place]):
+                if self._open[number] < layer:
+                    self._end(number, place)
+                    ended = True
+        return ended
+
+    def cover(self, path: bytes) -> bool:
+        """Whether a path or a folder above it is in a doubt that may end."""
+        while path:
+            if path in self._at:
+                return True
+            path = path.rpartition(b"/")[0]
+        return False
+
+    def _end(self, number: int, path: bytes) -> None:
+        doubt = self._all[number]
+        # Should it arise again, it is another one.
+        self._known.pop((doubt.code, doubt.paths), None)
+        self._leave(number, path)
+        left = tuple(p for p in doubt.paths if p != path)
+        if left:
+            self._all[number] = doubt._replace(paths=left)
+        else:
+            del self._all[number], self._open[number]
+
+    def _forget(self, number: int) -> None:
+        """Let a doubt stay whatever comes."""
+        if self._open.pop(number, None) is not None:
+            for path in self._all[number].paths:
+                self._leave(number, path)
+
+    def _leave(self, number: int, path: bytes) -> None:
+        self._at[path].discard(number)
+        if not self._at[path]:
+            del self._at[path]
+            del self._sorted[bisect_left(self._sorted, path)]
+
+
 @dataclass(slots=True)
 class View:
     """A file tree with the doubts about it.
@@ -153,7 +265,7 @@ class View:
     """
 
     root: Node = field(default_factory=lambda: Node("d"))
-    doubts: list[Doubt] = field(default_factory=list)
+    doubts: Doubts = field(default_factory=Doubts)
     duplicates: list[bytes] = field(default_factory=list)
 
     def lookup(self, path: bytes, *, follow: bool = True) -> Lookup:
@@ -251,10 +363,16 @@ class Applier:
         self.view = view
         self._layer = below - 1
         self._last: tuple[bytes, Node, bytes] | None = None
-        self._whiteouts: set[bytes] = set()
+        # Whether the parent of the last entry was found without symlinks.
+        self._direct = True
+        # Whether a folder of lower layers was removed, by the path of the whiteout.
+        self._whiteouts: dict[bytes, bool] = {}
         self._hidden: set[bytes] = set()
         self._folders: set[bytes] = set()
-        self._doubted: set[tuple[str, tuple[bytes, ...]]] = set()
+        # Files with overlay's marks; the nodes, so that their ids are not used again.
+        self._marked: dict[int, tuple[Node, str]] = {}
+        # Entries of the layer behind a global header that renames, if there is one.
+        self._renamed: int | None = None
 
     def apply(self, entries: Iterable[LayerEntry]) -> None:
         """Apply the next layer.
@@ -273,6 +391,7 @@ class Applier:
         self._whiteouts.clear()
         self._hidden.clear()
         self._folders.clear()
+        self._renamed = None
 
     def add(self, entry: LayerEntry) -> None:
         """Apply the next entry of the layer.
@@ -281,6 +400,9 @@ class Applier:
             ImageFormatError: No runtime can apply it; nothing may be added after that.
         """
         if entry.type == "g":
+            if entry.link:
+                self._renamed = self._renamed or 0
+                self._rename(clean_path(entry.link))
             found = self.view.lookup(entry.name, follow=False)
             if entry.name and found.node:
                 self._doubt(
@@ -300,6 +422,8 @@ class Applier:
         head, _, base = entry.name.rpartition(b"/")
         parent, at = self._parent(head, entry)
         path = at + b"/" + base if at else base
+        if self._renamed is not None:
+            self._rename(path)
         if base.startswith(_WHITEOUT):
             self._last = None
             self._whiteout(parent, at, base, entry)
@@ -310,10 +434,15 @@ class Applier:
         if entry.type == "5":
             self._folder(parent, base, path, existing, entry)
             return
+        if self.view.doubts.may_end and self._settle(path):
+            # A folder in its place would merge with what was in doubt.
+            self._hidden.add(path)
         if existing is not None:
             self._last = None
-            if existing.kind == "d" and existing.first < self._layer:
-                self._hidden.add(path)
+            if existing.kind == "d":
+                if existing.first < self._layer:
+                    self._hidden.add(path)
+                self._lose_folders(existing, path)
             if existing.layer == self._layer:
                 self.view.duplicates.append(path)
         if entry.type == "1":
@@ -332,12 +461,7 @@ class Applier:
         if entry.type == "2" and len(entry.link) > MAX_PATH:
             self._refuse("name-too-long", entry, "is a symlink to too long a path")
         if entry.overlay:
-            self._doubt(
-                "overlay-marker",
-                [path],
-                f"{entry.overlay} hides or redirects what lower layers have there",
-                "it is an ordinary attribute or device",
-            )
+            self._doubt_marker([path], entry.overlay)
 
     def _new(self, entry: LayerEntry) -> Node:
         kind = {"0": "f", "2": "l"}.get(entry.type, "o")
@@ -353,7 +477,50 @@ class Applier:
             node.link = entry.link
         if entry.kept is not None:
             node.entry = entry
+        if entry.overlay:
+            self._marked[id(node)] = (node, entry.overlay)
         return node
+
+    def _doubt_marker(self, paths: list[bytes], marker: str) -> None:
+        self._doubt(
+            "overlay-marker",
+            paths,
+            f"{marker} hides or redirects what lower layers have there",
+            "it is an ordinary attribute or device",
+            ends=marker in (ZERO_DEVICE, _OPAQUE_MARK),
+        )
+
+    def _settle(self, path: bytes) -> bool:
+        """End doubts of lower layers about what the layer removes or replaces whole."""
+        return self._direct and self.view.doubts.settle(path, self._layer)
+
+    def _rename(self, path: bytes) -> None:
+        """Doubt a name that a global header sets, or an entry that follows it."""
+        if self._renamed is None or self._renamed > _MOST_RENAMED:
+            return
+        self._renamed += 1
+        self._doubt(
+            "global-pax",
+            [path if self._renamed <= _MOST_RENAMED else b""],
+            "pass over the name that a global header sets for every later entry",
+            "obey it",
+            families=_READERS,
+        )
+
+    def _lose_folders(self, folder: Node, path: bytes) -> None:
+        """Doubt a layer that makes folders and then something else of their parent."""
+        if folder.layer != self._layer:
+            return
+        for below, node in self.view.walk(folder, path):
+            if node.kind == "d" and below in self._folders:
+                self._doubt(
+                    "folder-lost",
+                    [path],
+                    "Docker, podman and containerd refuse a layer that replaces the "
+                    "parent of a folder that it has named",
+                    "umoci replaces it",
+                )
+                return
 
     def _folder(
         self,
@@ -367,7 +534,10 @@ class Applier:
         if path in self._folders:
             self.view.duplicates.append(path)
         self._folders.add(path)
-        self._touch_folder(path)
+        # Named in the layer, the folder takes the place of the whiteout: only what it
+        # should have hidden can show through.
+        if self._whiteouts.pop(path, False):
+            self._doubt_whiteout_folder(path, ends=True)
         if existing is not None and existing.kind == "d":
             existing.layer = self._layer
             existing.mode = entry.mode
@@ -384,20 +554,18 @@ class Applier:
         folder = parent.children[base] = Node("d", self._layer, entry.mode)
         folder.owner = entry.owner
 
-    def _touch_folder(self, path: bytes) -> None:
-        if path in self._whiteouts:
-            self._doubt_whiteout_folder(path)
-
-    def _doubt_whiteout_folder(self, path: bytes) -> None:
+    def _doubt_whiteout_folder(self, path: bytes, *, ends: bool = False) -> None:
         self._doubt(
             "whiteout-and-folder",
             [path],
             "the whiteout is lost or the layer refused: lower files show through",
             "the whiteout removes what is there at its place in the layer",
+            ends=ends,
         )
 
     def _parent(self, head: bytes, entry: LayerEntry) -> tuple[Node, bytes]:
         """Return the folder that an entry goes into, made if missing."""
+        self._direct = True
         if not head:
             return self.view.root, b""
         if self._last is not None and self._last[0] == head:
@@ -444,11 +612,11 @@ class Applier:
                 dangling = dangling or (links > 0 and len(pending) >= literal)
                 child = Node("d", self._layer)
                 children[part] = child
-                self._touch_folder(here)
+                if here in self._whiteouts:
+                    # Where the whiteout is made a device, nothing goes below it.
+                    self._doubt_whiteout_folder(here)
             elif child.kind == "d":
                 child.layer = self._layer
-                if self._whiteouts:
-                    self._touch_folder(here)
             else:
                 if child.layer == self._layer:
                     self._refuse("entry-under-file", entry, "lies below a file")
@@ -472,6 +640,7 @@ class Applier:
                 [*foreign, (at + b"/" + gone).strip(b"/")],
                 "a new folder takes the place of the lower layer's symlink",
                 "the lower layer's symlink is followed",
+                ends=not dangling,
             )
         elif dangling:
             self._doubt(
@@ -483,6 +652,7 @@ class Applier:
         elif not links:
             # Neighbours in an archive mostly lie in one folder.
             self._last = (head, node, at)
+        self._direct = not links
         return node, at
 
     def _whiteout(
@@ -498,6 +668,8 @@ class Applier:
                     "an opaque marker on the root is not looked at",
                     "all lower layers are removed",
                 )
+            elif at and self.view.doubts.may_end:
+                self._settle(at)
             return
         name = base[len(_WHITEOUT) :]
         if name in (b"", b".", b".."):
@@ -509,11 +681,18 @@ class Applier:
             )
             return
         path = at + b"/" + name if at else name
-        self._whiteouts.add(path)
         node = parent.children.get(name)
+        lower = node is not None and node.layer != self._layer
+        self._whiteouts[path] = (
+            self._whiteouts.get(path, False)
+            or (lower and node is not None and node.kind == "d")
+            or self.view.doubts.cover(path)
+        )
+        if (node is None or lower) and self.view.doubts.may_end:
+            self._settle(path)
         if node is None:
             return
-        if node.layer != self._layer:
+        if lower:
             del parent.children[name]
         elif node.kind == "d":
             self._doubt_whiteout_folder(path)
@@ -542,11 +721,12 @@ class Applier:
                 if child.layer != self._layer:
                     del folder.children[name]
                     removed = True
-                elif child.kind == "d":
+                    continue
+                is_named = path in self._folders
+                if child.kind == "d":
                     child.first = self._layer
-                    lost = None if path in self._folders else path
-                    stack.append((child, path, unnamed or lost))
-                elif unnamed is not None:
+                    stack.append((child, path, unnamed or (None if is_named else path)))
+                if unnamed is not None and (child.kind != "d" or is_named):
                     self._doubt(
                         "opaque-after-unnamed-folder",
                         [unnamed],
@@ -566,7 +746,7 @@ class Applier:
                 "Docker and podman pass over such files, or lose them",
             )
         found = self.view.lookup(target, follow=False)
-        if b".." in entry.link.split(b"/"):
+        if self._leaves_link(entry.link):
             literal = self.view.lookup(entry.link, follow=False)
             if literal.node is not found.node:
                 self._doubt(
@@ -603,6 +783,12 @@ class Applier:
                 "the layer is refused: the target is not in the same layer",
                 "the lower layer's file gets a second name",
             )
+        if entry.overlay:
+            self._marked[id(node)] = (node, entry.overlay)
+        if id(node) in self._marked:
+            # All names of a file are marked together.
+            names = dict.fromkeys([path, found.path, *(node.names or ())])
+            self._doubt_marker(list(names), self._marked[id(node)][1])
         if node.kind == "f" and (node.mode ^ entry.mode) & 0o100:
             self._doubt(
                 "hardlink-mode",
@@ -620,6 +806,24 @@ class Applier:
         node.names.append(path)
         return node
 
+    def _leaves_link(self, link: bytes) -> bool:
+        """Whether the target of a hard link leaves a symlink by `..`."""
+        parts = link.split(b"/")
+        if b".." not in parts:
+            return False
+        if len(link) > MAX_PATH:
+            return True
+        above: list[bytes] = []
+        for part in parts:
+            if part == b"..":
+                node = self.view.lookup(b"/".join(above), follow=False).node
+                if node is not None and node.kind == "l":
+                    return True
+                del above[-1:]
+            elif part not in (b"", b"."):
+                above.append(part)
+        return False
+
     def _is_lower_link(self, path: bytes) -> bool:
         node = self.view.lookup(path, follow=False).node
         return node is not None and node.kind == "l" and node.layer != self._layer
@@ -632,13 +836,20 @@ class Applier:
         unpacking: str,
         *,
         modes_only: bool = False,
+        families: tuple[tuple[str, str], tuple[str, str]] = FAMILIES,
+        ends: bool = False,
     ) -> None:
-        key = (code, tuple(paths))
-        if key in self._doubted:
-            return
-        self._doubted.add(key)
-        self.view.doubts.append(
-            Doubt(code, self._layer, tuple(paths), merging, unpacking, modes_only)
+        self.view.doubts.add(
+            Doubt(
+                code,
+                self._layer,
+                tuple(paths),
+                merging,
+                unpacking,
+                modes_only,
+                families,
+            ),
+            ends=ends,
         )
 
     def _refuse(self, code: str, entry: LayerEntry, what: str) -> NoReturn:

@@ -146,6 +146,7 @@ def gnu_named(name: str, data: bytes) -> Tar:
 
 FOREIGN = frozenset(("bytecode-foreign",))
 HOLES = {HOLE: HOLE_DATA}
+OUTSIDE = frozenset(("ambiguous-outside-root",))
 CASES = {
     "a library of the wheel": Case("match", (installed(),), wheel=True),
     "a swapped library with a right RECORD": Case(
@@ -231,6 +232,63 @@ CASES = {
             BASE,
             Tar().whiteout(f"{SITE}/demo/evil.py"),
         ),
+    ),
+    "deleted and put back in one layer": over(
+        "unverifiable", Tar().whiteout(f"{SITE}/demo").raw(BASE)
+    ),
+    "deleted and put back in one layer, and once more in two": over(
+        "match",
+        Tar().whiteout(f"{SITE}/demo").raw(BASE),
+        Tar().whiteout(f"{SITE}/demo"),
+        BASE,
+    ),
+    "deleted and put back in one layer, and a part of it again": over(
+        "unverifiable",
+        Tar().whiteout(f"{SITE}/demo").raw(BASE),
+        Tar().whiteout(CORE),
+        Tar().file(CORE, GOOD),
+    ),
+    "hidden by an overlay device and put back": over(
+        "match", Tar().device(CORE, 0, 0), Tar().file(CORE, GOOD)
+    ),
+    "replaced through a symlink and put back": over(
+        "match",
+        Tar().symlink("opt", f"/{SITE}/demo"),
+        Tar().file("opt/core.py", EVIL),
+        Tar().file(CORE, GOOD),
+        codes=OUTSIDE,
+    ),
+    "added through a symlink": over(
+        "unverifiable",
+        Tar().symlink("opt", f"/{SITE}/demo"),
+        Tar().file("opt/evil.py", EVIL),
+        Tar().file(CORE, GOOD),
+    ),
+    "a start-up file by a hard link to an overlay device": Case(
+        "unverifiable",
+        (
+            tree_layer({**DEMO.package(), "x.pth": "import os\n"}, SITE),
+            Tar().device("opt", 0, 0).hardlink(f"{SITE}/x.pth", "opt"),
+        ),
+    ),
+    "a global path and files elsewhere": over(
+        "match",
+        Tar().pax((b"path", b"opt/a"), kind=b"g").file("opt/b", "b"),
+        codes=OUTSIDE,
+    ),
+    "a global path and a tracked file": over(
+        "unverifiable", Tar().pax((b"path", b"opt/a"), kind=b"g").file(CORE, GOOD)
+    ),
+    "a global path that is a tracked file's": over(
+        "unverifiable",
+        Tar().pax((b"path", CORE.encode()), kind=b"g").file("opt/b", "b"),
+    ),
+    "a folder that its layer names and then loses": over(
+        "unverifiable",
+        Tar()
+        .folder(f"{SITE}/demo/a")
+        .folder(f"{SITE}/demo/a/b")
+        .file(f"{SITE}/demo/a", "a"),
     ),
     "a file that was a folder for a while": over(
         "match",

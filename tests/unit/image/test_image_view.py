@@ -4,7 +4,7 @@
 import hashlib
 
 import pytest
-from images import Tar
+from images import Tar, header
 from layered import CASES, view_of
 
 from stackctl.image.errors import AmbiguousImageError, ImageFormatError
@@ -31,10 +31,26 @@ def test_case(name: str) -> None:
             assert node.sha256 == hashlib.sha256(content.encode()).digest(), path
 
 
-def test_global_path_is_refused() -> None:
-    layer = Tar().pax((b"path", b"evil"), kind=b"g").file("b", "B").done()
+def test_global_size_is_refused() -> None:
+    layer = Tar().pax((b"size", b"1"), kind=b"g").file("b", "B").done()
     with pytest.raises(AmbiguousImageError, match="global PAX"):
         view_of([layer])
+
+
+def test_doubts_end_path_by_path() -> None:
+    lower = Tar().folder("d").symlink("s", "d").done()
+    through = Tar().file("s/k", "1").done()
+    (doubt,) = view_of([lower, through]).doubts
+    assert doubt.paths == (b"s", b"d/k")
+    (doubt,) = view_of([lower, through, Tar().file("d/k", "2").done()]).doubts
+    assert doubt.paths == (b"s",)
+
+
+def test_many_entries_behind_a_global_path_are_the_whole_image() -> None:
+    layer = Tar().pax((b"path", b"evil"), kind=b"g").done()[:-1024]
+    layer += b"".join(header(b"%d" % number) for number in range(10_500))
+    doubts = list(view_of([layer]).doubts)
+    assert len(doubts) == 10_001 and doubts[-1].paths == (b"",)
 
 
 def test_lookup_is_clamped_at_the_root() -> None:
