@@ -68,6 +68,14 @@ def make_series(tmp_path: Path) -> Callable[..., Project]:
 
 
 @pytest.fixture
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look only for a moment at what else the machine does, where no test judges it."""
+    from stackctl.gates import units
+
+    monkeypatch.setattr(units, "SETTLE", 0.01)
+
+
+@pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user whose configuration, locale and time zone would change every patch."""
     home = hostile_home(tmp_path)

@@ -7,6 +7,8 @@ import pytest
 from gating import add_gate, arms, read_json
 from support import Project, run
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 ARMS = arms(base="base", on="composed")
 
 TIMED = """

@@ -17,6 +17,8 @@ from gating import add_gate, arms, gate_project, processes_of, read_json
 from images import build_image, write_layout
 from support import Project, program, program_environment, run, until
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:

@@ -13,6 +13,8 @@ from support import Project, run
 
 from stackctl.model.canonical import canonical_json
 
+pytestmark = pytest.mark.usefixtures("short_looks")
+
 SAYS = "INFO line ten is served slowly."
 
 # A server that is slow where the patch is in its tree, and says so there.
@@ -290,22 +292,27 @@ def test_a_composed_server_that_declares_nothing_is_not_tested(project) -> None:
 def test_servers_at_addresses_are_no_trees_of_ours(project) -> None:
     """Whatever the gate has in their place: nobody vouches for what they run."""
     add(project, "speed", SERVING)
+    # No answer of the arm is right, which would be a rejection of a tree of ours.
+    text = ACCURACY.replace("items = 4", "items = 12\nnear = 100").replace(*BY_METRIC)
+    text = text.replace("margin = -0.05", 'margin = -0.05\nright = ["exact", "near"]')
+    add(project, "answers", text)
+    forks = list(range(1000))
     with (
-        faulty_server(Script(gap_s=0.02)) as base,
-        faulty_server(Script(gap_s=0.02, forks=list(range(1000)))) as on,
+        faulty_server(Script(gap_s=0.02, tokens=["ANSWER: 5"])) as base,
+        faulty_server(Script(gap_s=0.02, tokens=["none"], forks=forks)) as on,
+        faulty_server(Script(gap_s=0.02)) as fast,
     ):
-        urls = [f"{n}=http://127.0.0.1:{s.port}/v1" for n, s in (("base", base),)]
-        urls.append(f"on=http://127.0.0.1:{on.port}/v1")
-        path = project.folder / "ci/gates/speed.toml"
-        text = path.read_text()
-        asked = gate(project, "speed", "--base-url", " ".join(urls))
-        path.write_text(text.replace(*BY_METRIC))
-        shown = gate(project, "speed", "--base-url", " ".join(urls))
+        urls = [f"on=http://127.0.0.1:{on.port}/v1"]
+        urls.append(f"base=http://127.0.0.1:{base.port}/v1")
+        shown = gate(project, "answers", "--base-url", " ".join(urls))
+        asked = gate(project, "speed", "--base-url", f"http://127.0.0.1:{fast.port}/v1")
     assert (asked.code, asked.json["verdict"]) == (8, "not-tested")
     assert "what a server at an address writes" in asked.json["reasons"][0]
     assert (shown.code, shown.json["verdict"]) == (7, "insufficient-evidence"), (
         shown.out
     )
+    (claim,) = shown.json["claims"]
+    assert claim["high"] < -0.05  # worse than what is allowed, whatever it was
     assert "nothing binds the arm" in json.dumps(shown.json["reasons"])
     receipt = json.loads((project.folder / shown.json["receipt"]).read_bytes())
     for arm in receipt["predicate"]["bound"]["arms"].values():

@@ -126,7 +126,7 @@ async def _measure(
         )
         model = target.served_model or await served_model(client, limits)
         await watched.begin(client)
-        answers = await _ask_all(client, plan, model, items, limits, progress)
+        answers = await _ask_all(client, server, plan, model, items, limits, progress)
         await watched.end(client)
     digests = {name: digest(made) for name, made in sets.items()}
     bad = [
@@ -176,6 +176,7 @@ async def _measure(
 
 async def _ask_all(
     client: "httpx.AsyncClient",
+    server: Server | None,
     plan: AccuracyPlan,
     model: str,
     items: Sequence[Item],
@@ -203,6 +204,8 @@ async def _ask_all(
                 codes = [problem.code for problem in answer.problems]
                 if not any(code in AGAIN for code in codes) or answer.chunk_ns:
                     break
+                if server is not None and server.exited is not None:
+                    break  # nobody will answer any more
                 if tries < plan.retries:
                     await asyncio.sleep(min(2.0**tries, 30.0))
             done += 1
