@@ -75,6 +75,12 @@ def report_lines(report: "Report", reference: str) -> Iterable[str]:
         count = len(layers) if isinstance(layers, list) else 0
         noun = "layer" if count == 1 else "layers"
         yield f"  image {digest}, {report.image['platform']}, {count} {noun}"
+    if index := report.image.get("index"):
+        asked = report.image["platform_by"] == "request"
+        why = (
+            "as asked for" if asked else "as this machine is; --platform names another"
+        )
+        yield f"  of the index {index}, {why}"
     if report.comparisons:
         yield ""
         names = ("matched", "missing", "modified", "extra", "ignored")

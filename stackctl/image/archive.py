@@ -57,6 +57,7 @@ _MAX_MEMBERS = 20_000
 _MAX_LINKS = 8
 _BLOB_NAME = re.compile(r"blobs/(sha256)/([0-9a-f]{64})")
 _CONFIG_NAME = re.compile(r"([0-9a-f]{64})\.json")
+_POSITION = re.compile(r"[0-9]{1,9}")
 #: By which Docker with the containerd store names what it loads.
 _DOCKER_NAME = "io.containerd.image.name"
 _ARCHIVE_KEYS = ("Config", "RepoTags", "Layers")
@@ -436,6 +437,72 @@ class ArchiveLayout:
         return "blobs/" + descriptor.digest.replace(":", "/", 1)
 
 
+def load_oci_archive(
+    archive: Archive,
+    tag: str,
+    limits: Limits,
+    platform: Platform | None,
+    what: str,
+) -> Image:
+    """Return an image of an OCI archive.
+
+    Args:
+        archive: The archive.
+        tag: Tag or digest of the image; empty if it is the only one.
+        limits: Bounds of documents.
+        platform: Which image of an index.
+        what: What to call the archive in an error.
+
+    Raises:
+        AmbiguousImageError: It is one of `docker save` too, with another image.
+    """
+    layout = ArchiveLayout(archive, limits, what)
+    image = Resolver(layout, limits, platform).resolve(layout.roots(tag))
+    if not archive.has("manifest.json"):
+        return image
+    own = Resolver(layout, limits, None).configs(
+        [Descriptor(image.digest)], image.platform
+    )
+    others = _docker_configs(archive, limits, image.platform)
+    if others and not own & others:
+        raise _two_tables(what, others, own)
+    return image
+
+
+def _docker_configs(archive: Archive, limits: Limits, platform: Platform) -> set[str]:
+    """Return the configs that `manifest.json` lists for a platform."""
+    found = set()
+    try:
+        data = read_small(
+            archive.open("manifest.json"), limits.manifest, "manifest.json"
+        )
+        listed = documents.parse(data, "manifest.json", _ARCHIVE_KEYS)
+        for item in documents.as_list(listed, "manifest.json"):
+            entry = documents.as_object(item, "manifest.json")
+            name = documents.as_text(entry.get("Config"), "manifest.json Config")
+            try:
+                raw = read_small(archive.open(name), limits.config, f"config {name}")
+            except DigestError:
+                continue
+            if config_platform(parse_config(raw, f"config {name}")).same(platform):
+                found.add("sha256:" + hashlib.sha256(raw).hexdigest())
+    except ImageFormatError:
+        # Docker refuses such a list and whatever is beside it.
+        return set()
+    return found
+
+
+def _two_tables(what: str, listed: set[str], indexed: set[str]) -> AmbiguousImageError:
+    return AmbiguousImageError(
+        f"{what} names one image in manifest.json and another in index.json: "
+        "Docker with the containerd store, and everybody who reads it as an OCI "
+        "archive, takes the latter, other Dockers, podman and skopeo the former",
+        kind="ambiguous-archive",
+        hint="save the image again",
+        where={"manifest.json": sorted(listed), "index.json": sorted(indexed)},
+    )
+
+
 def load_docker_archive(
     archive: Archive,
     reference: str,
@@ -540,7 +607,7 @@ def _choose(listed: list[object], reference: str, what: str) -> documents.Object
         )
     if reference.startswith("@"):
         number = reference[1:]
-        if not number.isdigit() or int(number) >= len(entries):
+        if not _POSITION.fullmatch(number) or int(number) >= len(entries):
             raise UsageError(
                 f"{what} has {len(entries)} images; {reference!r} is none of them",
                 hint="positions start with @0",
@@ -619,11 +686,4 @@ def _check_index(
         configs = Resolver(layout, limits, None).configs(named, platform)
         same = configs == {config}
     if not same:
-        raise AmbiguousImageError(
-            f"{what} names one image in manifest.json and another in index.json: "
-            "Docker with the containerd store takes the latter, podman and skopeo the "
-            "former",
-            kind="ambiguous-archive",
-            hint="save the image again, or read it as oci-archive:",
-            where={"manifest.json": config, "index.json": sorted(configs)},
-        )
+        raise _two_tables(what, {config}, configs)

@@ -3,11 +3,14 @@
 
 import base64
 import binascii
+import contextlib
 import json
 import os
 import re
+import select
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,7 @@ from stackctl.errors import InputError
 
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HELPER_SECONDS = 30
+_HELPER_BYTES = 1 << 20
 #: Names under which the tools file Docker Hub.
 _HUB = ("https://index.docker.io/v1/", "docker.io", "index.docker.io")
 
@@ -44,9 +48,10 @@ def auth_files(environ: Mapping[str, str]) -> list[Path]:
     Args:
         environ: The process environment.
     """
-    files = []
     if environ.get("REGISTRY_AUTH_FILE"):
-        files.append(Path(environ["REGISTRY_AUTH_FILE"]))
+        # Skopeo, podman and buildah look nowhere else then.
+        return [Path(environ["REGISTRY_AUTH_FILE"])]
+    files = []
     if environ.get("DOCKER_CONFIG"):
         files.append(Path(environ["DOCKER_CONFIG"]) / "config.json")
     if environ.get("XDG_RUNTIME_DIR"):
@@ -57,7 +62,8 @@ def auth_files(environ: Mapping[str, str]) -> list[Path]:
     if home:
         config = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
         files.append(Path(config) / "containers" / "auth.json")
-        files.append(Path(home) / ".docker" / "config.json")
+        if not environ.get("DOCKER_CONFIG"):
+            files.append(Path(home) / ".docker" / "config.json")
     return files
 
 
@@ -114,7 +120,7 @@ def _from_document(
     repository: str,
     environ: Mapping[str, str],
 ) -> Credentials | None:
-    names = list(_HUB) if host == "docker.io" else [host]
+    names = list(_HUB) if host == "docker.io" else list({host: 0, host.lower(): 0})
     helpers = document.get("credHelpers")
     if isinstance(helpers, dict):
         for name in names:
@@ -142,13 +148,19 @@ def _from_document(
 def _keys(host: str, repository: str) -> list[str]:
     """Return the keys of `auths` that cover a repository, most specific first."""
     parts = repository.split("/")
-    keys = [f"{host}/{'/'.join(parts[:n])}" for n in range(len(parts), 0, -1)]
+    hosts = [host] if host == host.lower() else [host, host.lower()]
+    keys = [
+        f"{name}/{'/'.join(parts[:n])}"
+        for n in range(len(parts), 0, -1)
+        for name in hosts
+    ]
     if host == "docker.io":
         return [*keys, *_HUB]
-    keys.append(host)
-    for scheme in ("https", "http"):
-        for suffix in ("", "/", "/v1", "/v1/", "/v2", "/v2/"):
-            keys.append(f"{scheme}://{host}{suffix}")
+    keys += hosts
+    for name in hosts:
+        for scheme in ("https", "http"):
+            for suffix in ("", "/", "/v1", "/v1/", "/v2", "/v2/"):
+                keys.append(f"{scheme}://{name}{suffix}")
     return keys
 
 
@@ -182,23 +194,12 @@ def _ask_helper(
         )
     if program is None:
         raise _bad(path, f"its helper docker-credential-{helper[:40]} is not installed")
-    try:
-        result = subprocess.run(
-            [program, "get"],
-            input=server.encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=dict(environ),
-            timeout=_HELPER_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        raise _bad(path, f"its helper {program} does not answer") from None
-    if result.returncode:
+    code, output = _run(program, server, path, environ)
+    if code:
         # Helpers say "credentials not found" this way; podman goes on too.
         return None
     try:
-        answer = json.loads(result.stdout)
+        answer = json.loads(output)
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
@@ -209,3 +210,44 @@ def _ask_helper(
     if username == "<token>":
         return Credentials(identity_token=secret)
     return Credentials(username, secret)
+
+
+def _run(
+    program: str, server: str, path: Path, environ: Mapping[str, str]
+) -> tuple[int, bytes]:
+    """Return a helper's exit code and what it prints, which is bounded."""
+    silent = _bad(path, f"its helper {program} does not answer")
+    end = time.monotonic() + _HELPER_SECONDS
+    output = b""
+    try:
+        process = subprocess.Popen(
+            [program, "get"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(environ),
+        )
+    except OSError:
+        raise silent from None
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(server.encode())
+                process.stdin.close()
+            reading = process.stdout.fileno()
+            while True:
+                left = max(end - time.monotonic(), 0)
+                if not select.select([reading], [], [], left)[0]:
+                    raise silent
+                if not (chunk := os.read(reading, 1 << 16)):
+                    break
+                output += chunk
+                if len(output) > _HELPER_BYTES:
+                    raise _bad(path, f"its helper {program} prints without end")
+            process.wait(max(end - time.monotonic(), 0))
+        except (OSError, subprocess.TimeoutExpired):
+            raise silent from None
+        finally:
+            process.kill()
+    return process.returncode, output

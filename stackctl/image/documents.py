@@ -28,7 +28,8 @@ def _constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is no JSON")
 
 
-def _fold(key: str) -> str:
+def fold(key: str) -> str:
+    """Return the form of a key that is the same for all that Go reads alike."""
     # Go folds two letters beyond ASCII onto ASCII ones; casefold does the same.
     return key.casefold()
 
@@ -55,7 +56,7 @@ def parse(data: bytes, what: str, known: Iterable[str] = ()) -> object:
             hint="the image was damaged or built wrongly",
             where={"document": what},
         ) from None
-    spellings = {_fold(key): key for key in known}
+    spellings = {fold(key): key for key in known}
     return _plain(raw, what, spellings, depth=0, free=False)
 
 
@@ -79,7 +80,7 @@ def _plain(
                 what,
                 known,
                 depth=depth + 1,
-                free=not free and _fold(key) in _FREE_MAPS,
+                free=not free and fold(key) in _FREE_MAPS,
             )
         return result
     if isinstance(value, list):
@@ -104,7 +105,7 @@ def check_keys(
     folded: dict[str, str] = {}
     for written in keys:
         key = go_text(written)
-        name = key if free else _fold(key)
+        name = key if free else fold(key)
         if name in folded:
             _refuse_keys(what, folded[name], key)
         folded[name] = key

@@ -43,7 +43,7 @@ class Platform(NamedTuple):
         architecture = self.architecture.lower()
         architecture = _MACHINES.get(architecture, architecture)
         variant = self.variant.lower() or _DEFAULT_VARIANT.get(architecture, "")
-        if variant.isdigit():
+        if variant.isascii() and variant.isdigit():
             variant = f"v{variant}"
         return Platform(self.os.lower() or "linux", architecture, variant)
 

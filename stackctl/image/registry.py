@@ -18,18 +18,23 @@ Rules that keep credentials and the reader safe:
 import base64
 import hashlib
 import ipaddress
+import itertools
+import json
 import re
+import ssl
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import requests
 import urllib3
 
-from stackctl.image import documents
+from stackctl.errors import InputError
 from stackctl.image.auth import Credentials, find_credentials
-from stackctl.image.blobs import read_small
-from stackctl.image.errors import RegistryError
+from stackctl.image.blobs import read_small, verified
+from stackctl.image.connection import BoundedAdapter
+from stackctl.image.errors import DigestError, LimitError, RegistryError
 from stackctl.image.limits import Limits
 from stackctl.image.reference import RegistryReference
 from stackctl.image.source import INDEX_TYPES, MANIFEST_TYPES, Descriptor
@@ -38,6 +43,7 @@ from stackctl.image.transport import Transport
 _ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 #: A scheme, or a parameter of the scheme before it with its value.
 _CHALLENGE = re.compile(r'([A-Za-z][\w-]*)(?:\s*=\s*(?:"([^"]*)"|([^\s,"]+)))?')
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
 _TOKEN_LIMIT = 1 << 20
@@ -83,15 +89,19 @@ class Registry:
         self._limits = limits
         self._environ = environ
         scheme = "http" if transport.plain_http else "https"
-        host = _HUB_HOST if reference.host == "docker.io" else reference.host
+        host = _HUB_HOST if reference.host == "docker.io" else reference.host.lower()
         self._origin = f"{scheme}://{host}"
         self._base = f"{self._origin}/v2/{reference.repository}"
         self._session = requests.Session()
         self._session.trust_env = False
+        for start in ("http://", "https://"):
+            self._session.mount(start, BoundedAdapter())
         self._session.auth = _NoNetrc()
         self._session.headers["User-Agent"] = "stackctl"
         self._session.headers["Accept-Encoding"] = "identity"
         self._session.verify = transport.ca_file or _default_ca(environ)
+        if scheme == "https" and isinstance(self._session.verify, str):
+            _check_ca(self._session.verify)
         self._authorization: str | None = None
         self._credentials: Credentials | None = None
         self._looked_up = False
@@ -105,7 +115,11 @@ class Registry:
         """
         if self._reference.digest:
             return [Descriptor(self._reference.digest)]
-        data = self._small(f"{self._base}/manifests/{self._reference.tag}")
+        url = f"{self._base}/manifests/{self._reference.tag}"
+        codings: set[str] = set()
+        data = self._small(url, codings)
+        if codings and not data.lstrip().startswith(b"{"):
+            raise self._encoded(codings, url)
         # The digest is that of the bytes received: a header could say anything.
         digest = "sha256:" + hashlib.sha256(data).hexdigest()
         self._first = (digest, data)
@@ -115,27 +129,68 @@ class Registry:
         """Yield a manifest by its digest."""
         if descriptor.digest == self._first[0]:
             return iter([self._first[1]])
-        return iter([self._small(f"{self._base}/manifests/{descriptor.digest}")])
+        url = f"{self._base}/manifests/{descriptor.digest}"
+        codings: set[str] = set()
+        named = descriptor.digest == self._reference.digest
+        try:
+            data = self._small(url, codings)
+        except RegistryError as exc:
+            raise exc if named else _missing(exc, descriptor) from None
+        return self._told(iter([data]), descriptor, codings, url)
 
     def blob(self, descriptor: Descriptor) -> Iterator[bytes]:
         """Yield a blob; a broken connection is taken up where it broke."""
         url = f"{self._base}/blobs/{descriptor.digest}"
+        codings: set[str] = set()
+        chunks = self._blob(descriptor, url, codings)
+        try:
+            # With it comes word of how the bytes are encoded.
+            first = next(chunks, b"")
+        except RegistryError as exc:
+            raise _missing(exc, descriptor) from None
+        yield from self._told(
+            itertools.chain((first,), chunks), descriptor, codings, url
+        )
+
+    def _told(
+        self,
+        chunks: Iterator[bytes],
+        descriptor: Descriptor,
+        codings: set[str],
+        url: str,
+    ) -> Iterator[bytes]:
+        """Yield a blob, and blame its encoding where it is not what was named.
+
+        A header is no evidence, so that bytes that hash to the digest are taken.
+        """
+        if not codings:
+            yield from chunks
+            return
+        try:
+            yield from verified(chunks, descriptor.digest, descriptor.size, url)
+        except DigestError:
+            raise self._encoded(codings, url) from None
+
+    def _encoded(self, codings: set[str], url: str) -> RegistryError:
+        return self._error(
+            f"it, or a proxy before it, sends Content-Encoding: {min(codings)[:40]!r} "
+            "although the bytes were asked for as they are",
+            url,
+            kind="registry-encoding",
+            hint="ask the registry without that proxy, or turn its compression off",
+        )
+
+    def _blob(
+        self, descriptor: Descriptor, url: str, codings: set[str]
+    ) -> Iterator[bytes]:
         done = 0
         attempt = 0
         while True:
             before = done
             try:
-                for chunk in self._stream(url, "*/*", done):
+                for chunk in self._stream(url, "*/*", codings, done, descriptor.size):
                     done += len(chunk)
                     yield chunk
-                if descriptor.size is not None and done < descriptor.size:
-                    raise _RetryError(
-                        self._error(
-                            f"the body ended after {done} of {descriptor.size} bytes",
-                            url,
-                            kind="registry-truncated",
-                        )
-                    )
                 return
             except _RetryError as exc:
                 # Progress earns new attempts, but not without end.
@@ -144,24 +199,49 @@ class Registry:
                     raise exc.error from None
                 self._pause(attempt, exc.wait)
 
-    def _small(self, url: str) -> bytes:
+    def _small(self, url: str, codings: set[str]) -> bytes:
         for attempt in range(self._transport.tries):
             try:
-                return read_small(
-                    self._stream(url, _ACCEPT, 0), self._limits.manifest, url
+                data = read_small(
+                    self._stream(url, _ACCEPT, codings), self._limits.manifest, url
                 )
+                if data:
+                    return data
+                error = self._error(
+                    "it answers with nothing", url, kind="registry-truncated"
+                )
+                wait = None
             except _RetryError as exc:
-                error = exc.error
-                if attempt + 1 < self._transport.tries:
-                    self._pause(attempt + 1, exc.wait)
+                error, wait = exc.error, exc.wait
+            if attempt + 1 < self._transport.tries:
+                self._pause(attempt + 1, wait)
         raise error from None
 
     def _pause(self, attempt: int, wait: float | None) -> None:
         pause = wait if wait is not None else 0.5 * 2**attempt
         self._transport.sleep(min(pause, self._transport.longest_wait))
 
-    def _stream(self, url: str, accept: str, offset: int) -> Iterator[bytes]:
+    def _stream(
+        self,
+        url: str,
+        accept: str,
+        codings: set[str],
+        offset: int = 0,
+        size: int | None = None,
+    ) -> Iterator[bytes]:
+        """Yield a body from an offset on.
+
+        Args:
+            url: Where it is.
+            accept: Media types that may come.
+            codings: Is told the encodings that the answer states.
+            offset: How many bytes of it are here already.
+            size: How long the whole must be, in bytes, if that is known.
+        """
         response = self._get(url, accept, offset)
+        coding = response.headers.get("Content-Encoding", "").strip().lower()
+        if coding not in ("", "identity"):
+            codings.add(coding)
         skip = 0
         if offset and response.status_code == 200:
             skip = offset
@@ -189,8 +269,12 @@ class Registry:
                     chunk = chunk[cut:]
                 if chunk:
                     yield chunk
-            expected = response.headers.get("Content-Length", "")
-            if expected.isdigit() and total < int(expected):
+            # A body that says where it ends, and ends there, is whole: if it is not
+            # what was named, asking again does not make it so.
+            expected = _number(response.headers.get("Content-Length"))
+            if expected is None and not _is_chunked(response) and size is not None:
+                expected = size - offset if response.status_code == 206 else size
+            if expected is not None and total < expected:
                 raise _RetryError(
                     self._error(
                         f"the body ended after {total} of {expected} bytes",
@@ -219,11 +303,19 @@ class Registry:
                         url,
                         kind="registry-auth",
                     )
-                self._authorise(challenge, url)
+                self._authorise(challenge or self._challenge(), url)
                 authorised = True
                 continue
             self._check_status(response, url)
             return response
+
+    def _challenge(self) -> str:
+        """Return how the registry as a whole asks for credentials."""
+        response = self._redirected(f"{self._origin}/v2/", "*/*", 0)
+        response.close()
+        if response.status_code != 401 or _origin(response.url) != self._origin:
+            return ""
+        return response.headers.get("WWW-Authenticate", "")
 
     def _redirected(self, url: str, accept: str, offset: int) -> requests.Response:
         asked = url
@@ -238,9 +330,7 @@ class Registry:
                 return response
             location = response.headers.get("Location", "")
             response.close()
-            target = urllib.parse.urljoin(url, location)
-            self._check_redirect(url, target, asked)
-            url = target
+            url = self._checked_redirect(url, location, asked)
         raise self._error(
             f"more than {_MAX_REDIRECTS} redirects", asked, kind="registry-redirect"
         )
@@ -279,10 +369,13 @@ class Registry:
         except (urllib3.exceptions.HTTPError, UnicodeError, ValueError) as exc:
             raise self._error(_reason(exc), url) from None
 
-    def _check_redirect(self, source: str, target: str, asked: str) -> None:
-        old, new = urllib.parse.urlsplit(source), urllib.parse.urlsplit(target)
+    def _checked_redirect(self, source: str, location: str, asked: str) -> str:
+        old = urllib.parse.urlsplit(source)
+        target, new = _split(source, location)
         why = ""
-        if new.scheme not in ("http", "https") or not new.hostname:
+        if new is None:
+            why = f"a redirect to {location[:80]!r}"
+        elif new.scheme not in ("http", "https") or not new.hostname:
             why = f"a redirect to {target[:80]!r}"
         elif old.scheme == "https" and new.scheme != "https":
             why = f"a redirect from TLS to plain HTTP at {new.netloc}"
@@ -290,6 +383,7 @@ class Registry:
             why = f"a redirect to the local address {new.netloc}"
         if why:
             raise self._error(f"{why} is not followed", asked, kind="registry-redirect")
+        return target
 
     def _check_status(self, response: requests.Response, url: str) -> None:
         status = response.status_code
@@ -298,7 +392,7 @@ class Registry:
         retry_after = response.headers.get("Retry-After", "")
         response.close()
         if status == 429 or status >= 500:
-            wait = float(retry_after) if retry_after.isdigit() else None
+            wait = _number(retry_after)
             raise _RetryError(self._error(f"it answers {status}", url), wait)
         if status in (401, 403):
             raise self._error(
@@ -346,8 +440,12 @@ class Registry:
 
     def _token(self, fields: Mapping[str, str], url: str) -> str:
         realm = fields["realm"]
-        target = urllib.parse.urlsplit(realm)
-        if target.scheme not in ("http", "https") or not target.hostname:
+        _, target = _split("", realm)
+        if (
+            target is None
+            or target.scheme not in ("http", "https")
+            or not target.hostname
+        ):
             raise self._error(f"its token service is {realm[:80]!r}", url)
         credentials = self._credentials
         if target.scheme == "http" and not self._transport.plain_http:
@@ -423,13 +521,16 @@ class Registry:
                 _TOKEN_LIMIT,
                 "the answer of the token service",
             )
+            answer = json.loads(body)
         except (urllib3.exceptions.HTTPError, OSError) as exc:
             raise _RetryError(self._error(_reason(exc), realm)) from None
+        except (ValueError, RecursionError, LimitError):
+            answer = None
         finally:
             response.close()
-        answer = documents.as_object(
-            documents.parse(body, "the answer of the token service"), "token answer"
-        )
+        # What it says may hold a secret, so it is not shown.
+        if not isinstance(answer, dict):
+            raise self._error("its token service gives no token", url)
         token = answer.get("token") or answer.get("access_token")
         if not isinstance(token, str) or not token or not token.isascii():
             raise self._error("its token service gives no token", url)
@@ -480,6 +581,39 @@ def _challenges(text: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def _missing(error: RegistryError, descriptor: Descriptor) -> Exception:
+    """Return the error for what a manifest names and its registry does not have."""
+    if error.kind != "registry-not-found":
+        return error
+    return DigestError(
+        f"{error.message.partition(':')[0]} has no {descriptor.digest}, which its "
+        "manifest names",
+        kind="missing-blob",
+        hint="the image was not pushed completely: push it again",
+        where=error.where,
+    )
+
+
+def _number(text: str | None) -> int | None:
+    """Return the number that a header states, None where it states none."""
+    return int(text) if text and _NUMBER.fullmatch(text) else None
+
+
+def _is_chunked(response: requests.Response) -> bool:
+    return "chunked" in response.headers.get("Transfer-Encoding", "").lower()
+
+
+def _split(base: str, text: str) -> tuple[str, urllib.parse.SplitResult | None]:
+    """Return a reference's URL and its parts, None if it cannot be one."""
+    try:
+        url = urllib.parse.urljoin(base, text)
+        parts = urllib.parse.urlsplit(url)
+        parts.port  # noqa: B018  it is read now, to fail now
+    except ValueError:
+        return text, None
+    return url, parts
+
+
 def _basic(credentials: Credentials) -> str:
     pair = f"{credentials.username}:{credentials.password}".encode()
     return "Basic " + base64.b64encode(pair).decode()
@@ -513,6 +647,27 @@ def _reason(exc: Exception) -> str:
 
 def _default_ca(environ: Mapping[str, str]) -> str | bool:
     return environ.get("SSL_CERT_FILE") or environ.get("REQUESTS_CA_BUNDLE") or True
+
+
+def _check_ca(path: str) -> None:
+    """Refuse a file or folder without certificates.
+
+    Raises:
+        InputError: It has none, or cannot be read.
+    """
+    folder = Path(path).is_dir()
+    try:
+        ssl.create_default_context(
+            cafile=None if folder else path, capath=path if folder else None
+        )
+    except (OSError, ValueError) as exc:
+        why = exc.strerror if isinstance(exc, FileNotFoundError) else "not in PEM form"
+        raise InputError(
+            f"no certificates can be read from {path}: {why}",
+            kind="bad-ca-file",
+            hint="name a file of certificates with --ca-file, or SSL_CERT_FILE",
+            where={"file": path},
+        ) from None
 
 
 def _proxies(url: str, environ: Mapping[str, str]) -> dict[str, str]:

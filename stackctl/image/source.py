@@ -18,6 +18,7 @@ from stackctl.image.errors import (
     DigestError,
     ImageFormatError,
     LimitError,
+    RegistryError,
 )
 from stackctl.image.layers import LayerScan
 from stackctl.image.limits import Limits
@@ -29,6 +30,12 @@ OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
+_OLD_TYPES = (
+    "application/vnd.docker.distribution.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v1+prettyjws",
+)
+#: Keys, in lower case, by which a document may be an image or an index.
+_IMAGE_KEYS = frozenset(("config", "layers", "manifests", "fslayers"))
 INDEX_TYPES = (OCI_INDEX, DOCKER_LIST)
 MANIFEST_TYPES = (OCI_MANIFEST, DOCKER_MANIFEST)
 CONFIG_TYPES = (OCI_CONFIG, DOCKER_CONFIG)
@@ -138,6 +145,7 @@ class Image(NamedTuple):
         config: The image config document.
         layers: Lowest first.
         notes: Codes and texts of oddities that are no fault.
+        within: Digest of the index that was named and of which this is one image.
     """
 
     digest: str
@@ -145,6 +153,7 @@ class Image(NamedTuple):
     config: documents.Object
     layers: tuple[Layer, ...]
     notes: tuple[tuple[str, str], ...] = ()
+    within: str | None = None
 
 
 def _descriptor(value: object, what: str) -> Descriptor:
@@ -245,8 +254,11 @@ class Resolver:
             # Named directly, so there is no choice to make by platform.
             roots = [roots[0]._replace(platform=None)]
         for root in roots:
-            self._collect(root, candidates, depth=0)
-        return self._image(self._choose(list(candidates.values())))
+            self._collect(root, candidates, depth=0, named=len(roots) == 1)
+        image = self._image(self._choose(list(candidates.values())))
+        if len(roots) == 1 and roots[0].digest != image.digest:
+            return image._replace(within=roots[0].digest)
+        return image
 
     def _fetch(self, descriptor: Descriptor) -> bytes:
         self._read += 1
@@ -272,6 +284,7 @@ class Resolver:
         depth: int,
         *,
         every: bool = False,
+        named: bool = False,
     ) -> None:
         if depth > self._limits.nesting:
             raise LimitError(
@@ -282,6 +295,8 @@ class Resolver:
         if _is_attestation(descriptor) or descriptor.digest in found:
             return
         what = f"manifest {descriptor.digest}"
+        if self._is_other(descriptor, every=every, named=named):
+            return
         try:
             data = self._fetch(descriptor)
         except DigestError as exc:
@@ -314,6 +329,12 @@ class Resolver:
                 kind="schema1",
                 hint="push the image again with a current tool",
             )
+        if "config" not in document and stated not in MANIFEST_TYPES:
+            raise ImageFormatError(
+                f"{what} is no container image but {stated or 'another document'!r}",
+                kind="not-an-image",
+                hint="name an image",
+            )
         config = _descriptor(document.get("config"), f"{what} config")
         if config.media_type not in (*CONFIG_TYPES, ""):
             if depth == 0 or (not every and self._may_run(descriptor, config)):
@@ -324,6 +345,33 @@ class Resolver:
                 )
             return
         found[descriptor.digest] = _Candidate(descriptor, data, descriptor.platform)
+
+    def _is_other(self, descriptor: Descriptor, *, every: bool, named: bool) -> bool:
+        """Say whether an entry of an index is something beside its images.
+
+        An index may list artifacts of any kind, which no runtime takes for an image.
+        One that has a platform could be taken, and so could an image that is stated to
+        be something else.
+        """
+        kind = descriptor.media_type
+        if named or kind in (*INDEX_TYPES, *MANIFEST_TYPES, *_OLD_TYPES, ""):
+            return False
+        if descriptor.platform is not None and not every:
+            return False
+        if (descriptor.size or 0) > self._limits.manifest:
+            return True
+        what = f"manifest {descriptor.digest}"
+        try:
+            document = documents.parse(self._fetch(descriptor), what)
+        except DigestError as exc:
+            if exc.kind == "missing-blob":
+                return True
+            raise
+        except (ImageFormatError, RegistryError):
+            return True
+        return not isinstance(document, dict) or not (
+            {documents.fold(key) for key in document} & _IMAGE_KEYS
+        )
 
     def _may_run(self, descriptor: Descriptor, config: Descriptor) -> bool:
         """Say whether a runtime that does not ask for a config's type takes an entry.

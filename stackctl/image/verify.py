@@ -413,9 +413,9 @@ class _Verifier:
             )
             return Resolver(registry, limits, platform).resolve(registry.roots())
         from stackctl.image.archive import (
-            ArchiveLayout,
             StreamArchive,
             load_docker_archive,
+            load_oci_archive,
             open_archive,
         )
 
@@ -430,8 +430,7 @@ class _Verifier:
             return load_docker_archive(saved, "", limits, platform, location)
         archive = open_archive(path, self._budget, self._interest())
         if reference.transport == "oci-archive":
-            inside = ArchiveLayout(archive, limits, location)
-            return Resolver(inside, limits, platform).resolve(inside.roots(tag))
+            return load_oci_archive(archive, tag, limits, platform, location)
         return load_docker_archive(archive, tag, limits, platform, location)
 
     def _load_image(self, image: Image) -> _Loaded:
@@ -442,6 +441,11 @@ class _Verifier:
             "platform": str(image.platform),
             "layers": layers,
         }
+        if image.within is not None:
+            self._report.image["index"] = image.within
+            self._report.image["platform_by"] = (
+                "request" if self._request.platform is not None else "machine"
+            )
         building = _Building()
         indexes: list[tuple[int, Outcome]] = []
         scans = Pump(iter(self._scans(image.layers, building)))

@@ -2,9 +2,15 @@
 """Registries that are well, ill and hostile."""
 
 import base64
+import contextlib
+import gzip
 import json
 import os
+import socket
 import stat
+import threading
+import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +18,7 @@ import pytest
 from images import PACKAGE_ROOT, SITE, Demo, build_image, sha256, tree_layer
 from registry_server import (
     FakeRegistry,
+    Fault,
     endless,
     redirect,
     replaced,
@@ -342,3 +349,231 @@ def test_index_of_several_platforms(client: Client) -> None:
         assert ask("linux/arm64").verdict == "mismatch"
         assert ask("linux/s390x").reason["code"] == "no-platform"
         assert all(sha256(b"attestation") not in seen.path for seen in registry.seen)
+
+
+def answer(report: Report) -> tuple[str, int, object]:
+    return report.verdict, report.exit_code, report.reason["code"]
+
+
+MATCH = ("match", 0, "equal")
+PARTS = ("manifests/latest", "blobs/LAYER", "blobs/CONFIG", "manifests/sha256")
+
+
+def asks(demo: FakeRegistry, part: str, fault: Fault) -> str:
+    """Return the reference by which a part of the image is asked for, with a fault."""
+    image = demo.images[0]
+    pattern = part.replace("LAYER", image.layers[0]).replace("CONFIG", image.config)
+    demo.faults[pattern] = fault
+    if part == "manifests/sha256":
+        return f"docker://{demo.host}/team/demo@{image.manifest}"
+    return demo.reference
+
+
+def with_header(name: str, value: str) -> Fault:
+    def fault(handler: Any, body: bytes) -> bool:
+        handler.send_response(200)
+        handler.send_header(name, value)
+        if name != "Content-Length":
+            handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+        handler.close_connection = True
+        return True
+
+    return fault
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
+def test_encoding_that_nobody_asked_for(
+    client: Client, demo: FakeRegistry, part: str, pack: Any
+) -> None:
+    with demo:
+        fault = replaced(pack, Content_Encoding="gzip")
+        report = client.verify(asks(demo, part, fault))
+    assert answer(report) == ("unverifiable", 6, "registry-encoding")
+    assert "Content-Encoding" in str(report.reason["message"])
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Content-Encoding", "gzip"),
+        ("Content-Type", "text/html"),
+        ("Content-Length", "\u00b2"),
+        ("Content-Length", "9" * 5000),
+        ("Docker-Content-Digest", sha256(b"")),
+    ],
+)
+def test_headers_that_lie_about_right_bytes(
+    client: Client, demo: FakeRegistry, part: str, name: str, value: str
+) -> None:
+    with demo:
+        report = client.verify(asks(demo, part, with_header(name, value)))
+    assert answer(report) == MATCH
+
+
+@pytest.mark.parametrize("wait", ["\u00b2", "9" * 5000, "-1", "soon"])
+def test_pause_that_is_no_number(client: Client, demo: FakeRegistry, wait: str) -> None:
+    with demo:
+        demo.faults["manifests/"] = status(429, times=1, retry_after=wait)
+        assert client.verify(demo.reference).verdict == "match"
+    assert client.waits == [1]
+
+
+@pytest.mark.parametrize("part", PARTS[1:])
+def test_blob_that_is_too_short_is_not_a_broken_connection(
+    client: Client, demo: FakeRegistry, part: str
+) -> None:
+    with demo:
+        report = client.verify(asks(demo, part, replaced(lambda body: body[:-9])))
+        assert len(demo.seen) < 5
+    assert (report.verdict, report.exit_code) == ("unverifiable", 4)
+
+
+@pytest.mark.parametrize("which", ["config", "layer"])
+def test_blob_that_the_registry_does_not_have(
+    client: Client, demo: FakeRegistry, which: str
+) -> None:
+    image = demo.images[0]
+    del image.blobs[image.config if which == "config" else image.layers[0]]
+    with demo:
+        report = client.verify(demo.reference)
+    assert answer(report) == ("unverifiable", 4, "missing-blob")
+
+
+def test_registry_that_answers_with_nothing(client: Client, demo: FakeRegistry) -> None:
+    with demo:
+        demo.faults["manifests/"] = replaced(lambda _: b"")
+        report = client.verify(demo.reference)
+    assert answer(report) == ("unverifiable", 6, "registry-truncated")
+
+
+@pytest.mark.parametrize("spelt", ["LocalHost", "localhost"])
+def test_host_in_upper_case(client: Client, demo: FakeRegistry, spelt: str) -> None:
+    demo.auth = "basic"
+    with demo:
+        port = demo.host.rpartition(":")[2]
+        client.login(f"{spelt}:{port}")
+        report = client.verify(f"docker://LocalHost:{port}/team/demo")
+    assert answer(report) == MATCH
+
+
+def test_challenge_that_only_the_registry_as_a_whole_makes(
+    client: Client, demo: FakeRegistry
+) -> None:
+    def refuse(handler: Any, body: bytes) -> bool:
+        if handler.headers.get("Authorization"):
+            return False
+        handler.answer(401, b"{}")
+        return True
+
+    demo.auth, demo.faults = "bearer", {"/v2/team": refuse}
+    with demo:
+        client.login(demo.host)
+        assert client.verify(demo.reference).verdict == "match"
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["http://[::1/x", "http://127.0.0.1:99999999/x", "http://127.0.0.1:a/x", "http://"],
+)
+def test_places_that_are_none(client: Client, demo: FakeRegistry, target: str) -> None:
+    def ask(handler: Any, body: bytes) -> bool:
+        handler.answer(401, b"", {"WWW-Authenticate": f'Bearer realm="{target}"'})
+        return True
+
+    with demo:
+        demo.faults["blobs/"] = redirect(target)
+        assert client.verify(demo.reference).exit_code == 6
+        demo.faults["manifests/"] = ask
+        assert client.verify(demo.reference).exit_code == 6
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>top-secret",
+        b'"top-secret"',
+        b'["top-secret"]',
+        b'{"token": 5}',
+        b'{"token": "top-secret\\r\\nX: y"}',
+        b'{"token": "' + bytes(2 << 20) + b'"}',
+        b"[" * 100_000,
+    ],
+)
+def test_token_service_that_gives_no_token(
+    client: Client, demo: FakeRegistry, body: bytes
+) -> None:
+    def give(handler: Any, _: bytes) -> bool:
+        handler.answer(200, body)
+        return True
+
+    demo.auth = "bearer"
+    with demo:
+        demo.realm = f"http://{demo.host}/give"
+        demo.faults["^/give"] = give
+        report = client.verify(demo.reference)
+    assert answer(report) == ("unverifiable", 6, "registry")
+    assert "top-secret" not in json.dumps(report.document())
+
+
+class Talker:
+    """A server that says what it is given to say, without an end."""
+
+    def __init__(self, first: bytes, again: bytes) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.reference = f"docker://127.0.0.1:{self._listener.getsockname()[1]}/a"
+        self._said = first, again
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connected, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(connected,), daemon=True).start()
+
+    def _talk(self, connected: socket.socket) -> None:
+        with connected, contextlib.suppress(OSError):
+            connected.recv(1 << 16)
+            connected.sendall(self._said[0])
+            while True:
+                connected.sendall(self._said[1])
+                time.sleep(0.02)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+    ],
+)
+def test_head_of_an_answer_that_does_not_end(
+    client: Client, first: bytes, again: bytes
+) -> None:
+    talker = Talker(first, again)
+    try:
+        report = client.verify(talker.reference, read_seconds=0.5, tries=2)
+    finally:
+        talker.close()
+    assert (report.verdict, report.exit_code) == ("unverifiable", 6)
+
+
+def test_file_without_certificates(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "ca.pem"
+    for _ in range(2):
+        report = client.verify(
+            "docker://127.0.0.1:9/a", plain_http=False, ca_file=str(path)
+        )
+        assert answer(report) == ("unverifiable", 3, "bad-ca-file")
+        assert str(path) in str(report.reason["message"])
+        path.write_text("no certificate")

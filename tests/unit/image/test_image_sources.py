@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from images import (
     COMPRESS,
+    OCI_INDEX,
     OCI_MANIFEST,
     PACKAGE_ROOT,
     SITE,
@@ -17,12 +18,16 @@ from images import (
     Demo,
     archive_of,
     build_image,
+    docker_archive,
     layout_files,
+    sha256,
     tree_layer,
     write_files,
 )
 
+from stackctl.errors import UsageError
 from stackctl.image.expectation import folder_tree
+from stackctl.image.platform import Platform
 from stackctl.image.report import Report
 from stackctl.image.roots import PACKAGE, Root
 from stackctl.image.verify import Request, verify
@@ -125,3 +130,118 @@ def test_archive_of_an_unknown_compression(tmp_path: Path, kind: str) -> None:
     report = ask(tmp_path, f"oci-archive:{path}")
     assert answer(report) == ("unverifiable", 3, "archive-compression")
     assert kind in str(report.reason["message"])
+
+
+AMD64 = {"os": "linux", "architecture": "amd64"}
+OLD_ARTIFACT = "application/vnd.oci.artifact.manifest.v1+json"
+
+
+def described(data: bytes, kind: str) -> dict[str, object]:
+    return {"mediaType": kind, "digest": sha256(data), "size": len(data)}
+
+
+def with_entries(
+    entries: list[dict[str, object]], *more: bytes, nested: bool = True
+) -> dict[str, bytes]:
+    """Return a layout with the demo's images, and an index of these entries."""
+    extra = {"blobs/" + sha256(data).replace(":", "/"): data for data in more}
+    if nested:
+        index = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
+        extra["blobs/" + sha256(index).replace(":", "/")] = index
+        entries = [described(index, OCI_INDEX)]
+    return layout_files([GOOD, EVIL], entries, extra)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (OLD_ARTIFACT, b'{"mediaType":"%s","blobs":[]}' % OLD_ARTIFACT.encode()),
+        ("application/xml", b"<xml/>"),
+        ("application/json", b"[]"),
+    ],
+)
+def test_what_is_no_image_beside_one(
+    tmp_path: Path, kind: str, data: bytes, first: bool, nested: bool
+) -> None:
+    good = GOOD.descriptor(platform=AMD64) if nested else GOOD.descriptor()
+    entries = [good, described(data, kind)]
+    if first:
+        entries.reverse()
+    files = with_entries(entries, data, nested=nested)
+    assert answer(in_layout(tmp_path, files)) == ("match", 0, "equal")
+
+
+def test_artifact_that_is_not_there_beside_an_image(tmp_path: Path) -> None:
+    entries = [GOOD.descriptor(platform=AMD64), described(b"x", OLD_ARTIFACT)]
+    assert in_layout(tmp_path, with_entries(entries)).verdict == "match"
+
+
+def test_image_that_is_stated_to_be_something_else(tmp_path: Path) -> None:
+    hidden = {**EVIL.descriptor(), "mediaType": "application/json"}
+    files = with_entries([GOOD.descriptor(), hidden])
+    expected = ("unverifiable", 3, "ambiguous-platform")
+    assert answer(in_layout(tmp_path, files)) == expected
+
+
+def test_artifact_named_directly(tmp_path: Path) -> None:
+    data = b'{"mediaType":"%s","blobs":[]}' % OLD_ARTIFACT.encode()
+    files = with_entries([described(data, OLD_ARTIFACT)], data, nested=False)
+    expected = ("unverifiable", 3, "not-an-image")
+    assert answer(in_layout(tmp_path, files)) == expected
+
+
+@pytest.mark.parametrize("tag", ["", ":latest", ":none"])
+def test_path_with_a_colon(tmp_path: Path, tag: str) -> None:
+    folder = write_files(tmp_path / "a:b" / "c:d", layout_files([GOOD]))
+    report = ask(tmp_path, f"oci:{folder}{tag}")
+    assert report.verdict == ("unverifiable" if tag == ":none" else "match")
+
+
+def test_path_of_any_length(tmp_path: Path) -> None:
+    report = ask(tmp_path, "oci-archive:" + "x" * 5000 + ":y")
+    assert (report.verdict, report.exit_code) == ("unverifiable", 3)
+
+
+@pytest.mark.parametrize("packed", PACKED)
+@pytest.mark.parametrize("other", [True, False])
+def test_oci_archive_that_docker_reads_by_another_table(
+    tmp_path: Path, packed: str, other: bool
+) -> None:
+    listed = EVIL if other else GOOD
+    files = layout_files([GOOD], extra={
+        "blobs/" + digest.replace(":", "/"): data
+        for digest, data in EVIL.blobs.items()
+    })  # fmt: skip
+    files["manifest.json"] = json.dumps(
+        [
+            {
+                "Config": "blobs/" + listed.config.replace(":", "/"),
+                "RepoTags": None,
+                "Layers": ["blobs/" + listed.layers[0].replace(":", "/")],
+            }
+        ]
+    ).encode()
+    expected = ("unverifiable", 3, "ambiguous-archive")
+    found = answer(in_archive(tmp_path, files, packed))
+    assert found == (expected if other else ("match", 0, "equal"))
+
+
+@pytest.mark.parametrize("position", ["1", "\u00b2", "9" * 30, "-1", ""])
+def test_position_that_is_none(tmp_path: Path, position: str) -> None:
+    path = tmp_path / "archive"
+    path.write_bytes(docker_archive(GOOD, "skopeo"))
+    with pytest.raises(UsageError):
+        ask(tmp_path, f"docker-archive:{path}:@{position}")
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_index_and_why_which_of_its_images(tmp_path: Path, asked: bool) -> None:
+    files = with_entries([GOOD.descriptor(platform=AMD64)])
+    image = in_layout(
+        tmp_path, files, platform=Platform("linux", "amd64") if asked else None
+    ).image
+    entry = json.loads(files["index.json"])["manifests"][0]
+    assert (image["index"], image["digest"]) == (entry["digest"], GOOD.manifest)
+    assert image["platform_by"] == ("request" if asked else "machine")
