@@ -1007,6 +1007,8 @@ def wheel_warnings(
     copies: list[bytes] = []
     customize: list[bytes] = []
     interpreters: list[bytes] = []
+    imports: list[bytes] = []
+    own = set(map(os.fsencode, sys.stdlib_module_names)).difference(_COMMON)
     for path in outside:
         top, *inner = path.split(b"/")
         if top in (b"lib", b"lib64") and len(inner) > 1:
@@ -1021,6 +1023,8 @@ def wheel_warnings(
                 customize.append(path)
             elif module in names:
                 copies.append(path)
+            elif inner and inner[0].partition(b".")[0] in own:
+                imports.append(path)
         elif top in (b"lib", b"lib64") and inner:
             if _PYTHON_ZIP.fullmatch(inner[0]):
                 copies.append(path)
@@ -1031,6 +1035,14 @@ def wheel_warnings(
         elif top == b"bin" and _module(inner) in names:
             # A command that is a script finds modules beside itself before all others.
             copies.append(path)
+        elif top == b"bin" and _module(inner) in own:
+            imports.append(path)
+    yield from _about(
+        "shadowed-import",
+        "the wheel puts this in place of a module of Python's own, or where Python "
+        "finds it before",
+        _not_allowed(imports, allow),
+    )
     yield from _about(
         "second-copy",
         "the wheel puts a second copy where Python may import it in place of the "

@@ -668,6 +668,11 @@ def test_bytecode_of_a_wheel_may_fit_the_time_of_its_installation(
         ("data/scripts/demo", b"#!python\nevil()\n", "console-script"),
         ("data/data/bin/demo", b"evil", "console-script"),
         ("data/scripts/demo.sh", b"#!/bin/sh\n", ""),
+        ("data/scripts/re.py", b"", "shadowed-import"),
+        ("data/scripts/rst2html.py", b"", ""),
+        ("data/data/lib/python3.11/re.py", b"", "shadowed-import"),
+        ("data/data/lib/python3.11/json/decoder.py", b"", "shadowed-import"),
+        ("data/data/lib/demo/re.py", b"", ""),
     ],
 )
 def test_what_a_wheel_runs(tmp_path: Path, name: str, data: bytes, codes: str) -> None:
