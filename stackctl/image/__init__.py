@@ -4,6 +4,7 @@
 Data goes one way: a *reference* names an image; a *source* (layout, archive, registry,
 folder, wheel) yields its manifest, config and layers as verified bytes; *tar* and
 *layers* turn a layer into entries; *view* applies the entries as a runtime would;
-*compare*, *bytecode* and *startup* judge the result against an expected tree;
-*attribute* says which composition it is; *verify* puts the verdict together.
+*compare* judges the result against an expected tree, and *compiled*, *settings*,
+*startup* and *commands* say in *warn*ings what can run beside it; *attribute* says
+which composition it is; *verify* puts the verdict together.
 """

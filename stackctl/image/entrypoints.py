@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from stackctl.image.expectation import ExpectedTree
 
+#: Name of the file of a distribution that lists them.
+FILE = b"entry_points.txt"
 #: Bytes of a command of an installer; its interpreter's path is most of it.
 MOST_BYTES = 8192
 _COMMANDS = frozenset(("console_scripts", "gui_scripts"))
@@ -37,7 +39,8 @@ _EXEC_BESIDE = re.compile(
 )
 _EXEC_END = b"' '''"
 _CODING = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
-_PYTHON = re.compile(rb"python(3(\.\d+)?t?)?")
+#: Names of interpreters.
+INTERPRETER = re.compile(rb"python(3(\.\d+)?t?)?")
 _CALL = re.compile(r"(?:sys\.exit|raise SystemExit)\(([\w.]+)\(\)\)|([\w.]+)\(\)")
 _PREPARATIONS = frozenset(
     ast.unparse(ast.parse(text))
@@ -217,7 +220,7 @@ def _by_shell(lines: list[bytes]) -> bytes | None:
 
 
 def _interpreter(path: bytes) -> bytes | None:
-    return path if _PYTHON.fullmatch(path.rpartition(b"/")[2]) else None
+    return path if INTERPRETER.fullmatch(path.rpartition(b"/")[2]) else None
 
 
 def _called(tree: ast.Module) -> Target | None:

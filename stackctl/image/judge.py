@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from stackctl.errors import ExitCode, StackctlError, UsageError
 from stackctl.image import entrypoints
 from stackctl.image.compare import Comparison, compare_root, untracked_summary
+from stackctl.image.compiled import bytecode_warnings, stated_version
 from stackctl.image.contents import Contents
 from stackctl.image.errors import AmbiguousImageError
 from stackctl.image.expectation import ExpectedTree
@@ -21,15 +22,13 @@ from stackctl.image.rules import bytecode
 from stackctl.image.source import LABEL_PREFIX
 from stackctl.image.startup import (
     Startup,
-    Warn,
-    bytecode_warnings,
     is_startup_name,
     shadow_warnings,
     startup_paths,
-    stated_version,
 )
 from stackctl.image.verify import Request
 from stackctl.image.view import Doubt, Node, View, show
+from stackctl.image.warn import Warn
 
 if TYPE_CHECKING:
     from stackctl.image.attribute import Candidates

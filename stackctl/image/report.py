@@ -9,8 +9,8 @@ from stackctl.image.roots import PACKAGE, Policy
 if TYPE_CHECKING:
     from stackctl.image.compare import Comparison, Finding
     from stackctl.image.source import Image
-    from stackctl.image.startup import Warn
     from stackctl.image.view import View
+    from stackctl.image.warn import Warn
 
 MATCH = "match"
 MISMATCH = "mismatch"

@@ -9,39 +9,24 @@ import json
 import os
 import re
 import sys
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from stackctl.image import bytecode as pyc
 from stackctl.image import documents, entrypoints
+from stackctl.image.commands import CommandCheck
 from stackctl.image.compare import Comparison
 from stackctl.image.contents import Contents
-from stackctl.image.expectation import ExpectedTree
-from stackctl.image.layers import clean_path
 from stackctl.image.roots import PACKAGE, Root
-from stackctl.image.rules import Allow, bytecode
-from stackctl.image.view import Node, View, show
+from stackctl.image.rules import Allow
+from stackctl.image.settings import Settings
+from stackctl.image.view import Node, View, below, show
+from stackctl.image.warn import MANY, Warn, about, not_allowed
 
 #: Names of the folders that installers put packages into.
 PACKAGES_FOLDERS = (b"site-packages", b"dist-packages")
 _PYTHON_LIB = re.compile(rb"python3?(\.\d+)?t?")
 #: On the path of every Python, before its library, whether it is there or not.
 _PYTHON_ZIP = re.compile(rb"python3\d+t?\.zip")
-_PYTHON_BIN = re.compile(rb"python(3(\.\d+)?t?)?")
 _PROGRAMS = (b"bin", b"sbin")
-#: Where systems have their interpreters.
-_SYSTEM_PROGRAMS = (b"bin", b"usr/bin", b"usr/local/bin")
-#: What runtimes set where the config does not.
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_BARE = re.compile(rb"python(3(\.\d+)?t?)?|(ba|da|z|a)?sh")
-ENTRY_POINTS = b"entry_points.txt"
 #: Top packages that many distributions install by mistake, and every checkout has.
 _COMMON = (
     b"benchmarks", b"docs", b"examples", b"scripts", b"setup", b"test", b"tests",
@@ -65,210 +50,9 @@ _CACHE_VARIABLES = (
 )
 #: Libraries that the loader puts into every program.
 LD_PRELOAD = b"etc/ld.so.preload"
-_VENV_VERSION = re.compile(rb"(?m)^version(?:_info)?\s*=\s*(\d+\.\d+\.\d+)")
 _CUSTOMIZE = (b"sitecustomize", b"usercustomize")
-_ENVIRONMENT = (
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "PYTHONSTARTUP",
-    "PYTHONPYCACHEPREFIX",
-    "PYTHONPLATLIBDIR",
-    "PYTHONUSERBASE",
-    "PYTHONEXECUTABLE",
-    "PYTHON_PRESITE",
-    "PYTHONBREAKPOINT",
-    "PYTHONWARNINGS",
-    "BASH_ENV",
-    "LD_PRELOAD",
-    "LD_AUDIT",
-    "LD_LIBRARY_PATH",
-    # Libraries that the CUDA driver, and vLLM itself, load by these.
-    "CUDA_INJECTION64_PATH",
-    "VLLM_NCCL_SO_PATH",
-    "VLLM_CUDART_SO_PATH",
-)
-_INIT = (b"__init__.py", b"__init__.pyc", b"__init__.so")
 _EXTENSION = re.compile(rb"[^/.]+(\.[^/]*)?\.(so|pyd)")
 _MODULES = (b".py", b".so", b".pyc", b".egg")
-_MANY = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Warn:
-    """Something to know beside the verdict.
-
-    Attributes:
-        code: Stable identifier.
-        message: One sentence.
-        paths: Paths in the image that it is about; at most a few.
-        count: How many there are in all.
-        strict: Whether `--strict` makes it a mismatch.
-        extra: Further members of its JSON.
-    """
-
-    code: str
-    message: str
-    paths: tuple[str, ...] = ()
-    count: int = 1
-    strict: bool = True
-    extra: Mapping[str, object] | None = None
-
-    def document(self) -> dict[str, object]:
-        """Return the warning as JSON."""
-        result: dict[str, object] = {"code": self.code, "message": self.message}
-        if self.paths:
-            result["paths"] = list(self.paths)
-        if self.count != 1:
-            result["count"] = self.count
-        result["strict"] = self.strict
-        result.update(self.extra or {})
-        return result
-
-
-def _about(
-    code: str, message: str, paths: Iterable[bytes], *, strict: bool = True
-) -> Iterator[Warn]:
-    shown = sorted({b"/" + path.lstrip(b"/") for path in paths})
-    if shown:
-        yield Warn(
-            code, message, tuple(map(show, shown[:_MANY])), len(shown), strict=strict
-        )
-
-
-def bytecode_warnings(
-    comparisons: Iterable[Comparison],
-    expected: ExpectedTree,
-    contents: Contents,
-    judged_source: Callable[[bytes], bytes | None],
-    version: Callable[[Comparison], str] = lambda _: "",
-) -> Iterator[Warn]:
-    """Yield what is to say about bytecode under the roots.
-
-    Args:
-        comparisons: The compared roots.
-        expected: Where the sources of tracked files come from.
-        contents: Where the bytecode comes from.
-        judged_source: Gives the source of an untracked file that is judged, by its
-            path in the image, or None.
-        version: Gives the Python release that a root states to be for, or nothing.
-    """
-    found: dict[str, list[bytes]] = {}
-    for comparison in comparisons:
-        stated = version(comparison)
-        other = bool(stated) and not same_release(stated)
-        _check_bytecode(comparison, expected, contents, judged_source, found, other)
-    messages = {
-        "bytecode-unchecked": "Python runs this bytecode whatever the source says",
-        "bytecode-foreign": "Python runs this bytecode, and it is not what the source "
-        "compiles to",
-        "bytecode-unverifiable": "Python may run this bytecode, and it cannot be "
-        "compared with its source here",
-        "bytecode-orphan": "this bytecode has no source beside it",
-    }
-    for code, message in messages.items():
-        yield from _about(code, message, found.get(code, ()))
-    yield from _about(
-        "bytecode-stale",
-        "Python passes over this bytecode, whose header does not fit the source",
-        found.get("stale", ()),
-        strict=False,
-    )
-
-
-def _check_bytecode(
-    comparison: Comparison,
-    expected: ExpectedTree,
-    contents: Contents,
-    judged_source: Callable[[bytes], bytes | None],
-    found: dict[str, list[bytes]],
-    other_release: bool,
-) -> None:
-    root = comparison.real_path + b"/" if comparison.real_path else b""
-    wanted = expected.subtree(comparison.root.tree)
-    pending: list[tuple[bytes, bytes, Node, int]] = []
-    for path, node in comparison.bytecode.items():
-        place = bytecode(path)
-        if place is None:
-            continue
-        source = comparison.nodes.get(place.source)
-        if source is None:
-            found.setdefault("bytecode-orphan", []).append(root + path)
-            continue
-        header = pyc.read_header(node.head)
-        comparable = (
-            header is not None
-            and header.magic == pyc.MAGIC
-            and place.level in ("", "1", "2")
-            # pytest changes what it compiles and says so in the tag.
-            and place.tag.count("-") < 2
-        )
-        text: bytes | None = None
-        if comparable or (header is not None and header.hashed):
-            if place.source in comparison.tracked and source.kind == "f":
-                text = expected.read(wanted[place.source][1])
-            else:
-                text = judged_source(root + place.source)
-        times = (source.mtime, *source.times)
-        use = pyc.usage(header, times, source.size, text)
-        if source.kind != "f" and use == pyc.STALE:
-            # The time and size that count are those of what the link leads to.
-            use = pyc.USED
-        if use == pyc.UNCHECKED:
-            found.setdefault("bytecode-unchecked", []).append(root + path)
-        elif use in (pyc.STALE, pyc.BROKEN):
-            found.setdefault("stale", []).append(root + path)
-            continue
-        if not comparable or text is None:
-            if use != pyc.UNCHECKED:
-                found.setdefault("bytecode-unverifiable", []).append(root + path)
-            continue
-        pending.append((path, text, node, int(place.level or 0)))
-    by_path = {root + path: (text, level) for path, text, _, level in pending}
-    nodes = [(root + path, node) for path, _, node, _ in pending]
-    for where, body in contents.fetch(nodes):
-        text, level = by_path.pop(where)
-        outcome = pyc.compare_code(body, text, show(where), level)
-        if outcome == pyc.INSTRUCTIONS and other_release:
-            found.setdefault("bytecode-unverifiable", []).append(where)
-        elif outcome != pyc.SAME:
-            found.setdefault("bytecode-foreign", []).append(where)
-    for where in by_path:
-        found.setdefault("bytecode-unverifiable", []).append(where)
-
-
-def same_release(stated: str) -> bool:
-    """Whether a stated version is that of the Python that runs this."""
-    own = sys.version_info[:3]
-    return stated.split(".")[:3] == [str(number) for number in own]
-
-
-def stated_version(
-    view: View,
-    comparison: Comparison,
-    contents: Contents,
-    config: documents.Object | None,
-) -> str:
-    """Return the Python release that an image states for a root, or nothing.
-
-    It is only used to choose between two warnings, so it need not be true.
-    """
-    parts = comparison.real_path.split(b"/")
-    for depth in range(len(parts) - 1, 0, -1):
-        path = b"/".join([*parts[:depth], b"pyvenv.cfg"])
-        node = view.lookup(path).node
-        if node is not None and node.kind == "f":
-            data = dict(contents.fetch([(path, node)])).get(path, b"")
-            matched = _VENV_VERSION.search(data)
-            if matched:
-                return matched[1].decode("ascii")
-    run = config.get("config") if config else None
-    for item in documents.as_list(
-        run.get("Env") if isinstance(run, dict) else None, "config Env"
-    ):
-        name, _, value = str(item).partition("=")
-        if name == "PYTHON_VERSION":
-            return value
-    return ""
 
 
 def shadow_warnings(comparisons: Iterable[Comparison]) -> Iterator[Warn]:
@@ -296,7 +80,7 @@ def shadow_warnings(comparisons: Iterable[Comparison]) -> Iterator[Warn]:
                 shadows.append(base + path)
             if stem == b"__init__" and folder and folder in modules:
                 shadows.append(base + path)
-    yield from _about(
+    yield from about(
         "shadowed-module",
         "Python imports this in place of the tracked source of the same name",
         shadows,
@@ -314,18 +98,6 @@ def _is_cache(folder: bytes, name: bytes) -> bool:
         return folder == b"tmp"
     above = _CACHES.get(name)
     return above is not None and above in (b"", folder)
-
-
-def _is_test(test: object) -> bool:
-    """Whether a health check runs something."""
-    return bool(test) and test != ["NONE"]
-
-
-def _is_bare(command: object) -> bool:
-    """Whether a command is a shell or an interpreter by itself."""
-    if not isinstance(command, list) or len(command) != 1:
-        return False
-    return bool(_BARE.fullmatch(os.fsencode(str(command[0])).rpartition(b"/")[2]))
 
 
 def _compared_names(comparisons: Sequence[Comparison]) -> frozenset[bytes]:
@@ -390,12 +162,7 @@ class Startup:
         self._contents = contents
         self._allow = allow
         self._commands = commands
-        inner = config.get("config") if config else None
-        self._has_config = config is not None
-        self._run = inner if isinstance(inner, dict) else {}
-        self._working = documents.as_text(
-            self._run.get("WorkingDir"), "config WorkingDir"
-        )
+        self._settings = Settings(view, comparisons, config, allow)
         self._names = _compared_names(comparisons)
         self._packages_named = frozenset(map(os.fsdecode, self._names))
         self._packages: dict[bytes, Node] = {}
@@ -419,14 +186,14 @@ class Startup:
 
     def warnings(self) -> Iterator[Warn]:
         """Yield everything there is to say."""
-        yield from self._config()
-        extra_paths = list(self._python_path())
+        yield from self._settings.warnings()
+        extra_paths = list(self._settings.python_path())
         pth = list(self._pth(extra_paths))
         yield from self._customize(extra_paths)
         yield from pth
-        if self._has_config:
-            # `python -m` looks here first; without a working folder it is the root.
-            extra_paths.append(self._working.encode() or b"/")
+        if self._settings.present:
+            # `python -m` looks here first.
+            extra_paths.append(self._settings.start)
         extra_paths += self._script_folders()
         places = {**self._packages, **self._libraries, **self._folders(extra_paths)}
         yield from self._copies(places, extra_paths)
@@ -435,129 +202,19 @@ class Startup:
         yield from self._beside()
         yield from self._plugins(places)
         yield from self._code_caches()
-        yield from self._scripts()
+        yield from CommandCheck(
+            self._view,
+            self._contents,
+            self._settings,
+            self._allow,
+            wanted=self._commands,
+            names=self._packages_named,
+            packages=self._packages,
+            folders=list(self._script_folders()),
+        ).warnings()
 
     def _quiet(self, paths: Iterable[bytes]) -> list[bytes]:
-        return _not_allowed(paths, self._allow)
-
-    def _config(self) -> Iterator[Warn]:
-        run = self._run
-        environment = {}
-        for item in documents.as_list(run.get("Env"), "config Env"):
-            name, _, value = documents.as_text(item, "config Env").partition("=")
-            # Of a variable that is set twice, runtimes take the first or the last.
-            if value:
-                environment[name] = value
-        for name in _ENVIRONMENT:
-            if name in environment and self._counts(name, environment[name]):
-                code = "pythonpath" if name == "PYTHONPATH" else "environment"
-                yield Warn(
-                    code,
-                    f"the config sets {name}, which changes what is loaded",
-                    extra={"name": name, "value": environment[name][:500]},
-                )
-        entrypoint = run.get("Entrypoint")
-        command = run.get("Cmd")
-        if command and not entrypoint and not _is_bare(command):
-            yield Warn(
-                "command",
-                "the config sets a command, which is what runs where none is named",
-                strict=False,
-                extra={"value": command},
-            )
-        check = run.get("Healthcheck")
-        # Docker reads the key in any case.
-        tests = [
-            value
-            for key, value in (check.items() if isinstance(check, dict) else ())
-            if key.casefold() == "test"
-        ]
-        for test in filter(_is_test, tests):
-            yield Warn(
-                "healthcheck",
-                "the config sets a health check, which Docker runs all the time beside "
-                "what was compared",
-                extra={"value": test},
-            )
-        if entrypoint:
-            yield Warn(
-                "entrypoint",
-                "the config sets an entrypoint, which runs before anything that was "
-                "compared",
-                extra={"value": entrypoint},
-            )
-        volumes = run.get("Volumes")
-        if isinstance(volumes, dict):
-            for volume in sorted(volumes):
-                if self._covers_root(volume.encode("utf-8", "surrogateescape")):
-                    yield Warn(
-                        "volume-over-root",
-                        f"the config declares the volume {volume!r}: what is mounted "
-                        "there at run time hides what was compared",
-                        (volume,),
-                    )
-
-    def _counts(self, name: str, value: str) -> bool:
-        """Whether a variable of this value changes what is loaded."""
-        if name == "PYTHONBREAKPOINT":
-            return value != "0"
-        if name == "PYTHONWARNINGS":
-            # A category in a module is imported at the start; others are Python's own.
-            fields = [item.split(":") for item in value.split(",")]
-            return any(len(item) > 2 and "." in item[2] for item in fields)
-        if name == "LD_LIBRARY_PATH":
-            return any(map(self._has_libraries, re.split("[:;]", value)))
-        return True
-
-    def _has_libraries(self, folder: str) -> bool:
-        """Whether the image has files where the loader looks, and no rule allows them.
-
-        A folder that is not in the image is one that is mounted, as a driver's is.
-        """
-        if not folder.startswith("/"):
-            # Below the working folder, whatever that is; `$ORIGIN` is nobody's guess.
-            return True
-        found = self._view.lookup(folder.encode("utf-8", "surrogateescape"))
-        return (
-            found.node is not None
-            and bool(found.node.children)
-            and bool(self._quiet([clean_path(os.fsencode(folder))]))
-        )
-
-    def _covers_root(self, volume: bytes) -> bool:
-        # Runtimes drop `..` before they follow symlinks.
-        volume = clean_path(volume)
-        real = self._view.lookup(volume).path
-        for comparison in self._comparisons:
-            literal = comparison.root.path.encode("utf-8", "surrogateescape")
-            for root in (comparison.real_path, literal.strip(b"/")):
-                for path in (real, volume):
-                    inside = below(root, path) or below(path, root)
-                    if inside:
-                        return True
-            # A link on the way is hidden too by what is mounted over its folder.
-            for step in self._view.lookup(literal).visited:
-                if below(step, real) or below(step, volume):
-                    return True
-        return False
-
-    def _python_path(self) -> Iterator[bytes]:
-        """Yield the folders of `PYTHONPATH`."""
-        for value in self._values("PYTHONPATH"):
-            yield from self._parts(value)
-
-    def _values(self, variable: str) -> Iterator[str]:
-        """Yield what a variable is set to; several where it is set several times."""
-        for item in documents.as_list(self._run.get("Env"), "config Env"):
-            name, _, value = str(item).partition("=")
-            if name == variable and value:
-                yield value
-
-    def _parts(self, value: str) -> Iterator[bytes]:
-        """Yield the folders that a variable lists."""
-        for part in value.split(":"):
-            place = part if part.startswith("/") else f"{self._working}/{part}"
-            yield place.encode()
+        return not_allowed(paths, self._allow)
 
     def _customize(self, extra_paths: Iterable[bytes]) -> Iterator[Warn]:
         found = []
@@ -567,7 +224,7 @@ class Startup:
                 stem = name.partition(b".")[0]
                 if stem in _CUSTOMIZE and (child.kind != "d" or _has_init(child)):
                     found.append(path + b"/" + name)
-        yield from _about(
+        yield from about(
             "sitecustomize",
             "Python imports this at every start, before anything else",
             self._quiet(found),
@@ -598,7 +255,7 @@ class Startup:
             if active or data is None:
                 code_lines.append(path)
         code_lines += self._path_files()
-        yield from _about(
+        yield from about(
             "pth-file",
             "Python reads this at every start: it runs code or adds to the path",
             self._quiet(code_lines),
@@ -608,7 +265,7 @@ class Startup:
         found = self._view.lookup(LD_PRELOAD)
         if found.node is None or found.node.kind != "f" or not found.node.size:
             return
-        yield from _about(
+        yield from about(
             "ld-preload",
             "the loader puts the libraries that this names into every program",
             self._quiet([LD_PRELOAD]),
@@ -641,14 +298,14 @@ class Startup:
                     key = re.split(rb"-\d", name)[0].replace(b".", b"_").lower()
                     if key in names:
                         distributions.setdefault(key, []).append(path)
-        yield from _about(
+        yield from about(
             "second-copy",
             "a second copy that Python may import in place of the compared one",
             self._quiet(copies),
         )
         for paths in distributions.values():
             if len(paths) > 1:
-                yield from _about(
+                yield from about(
                     "second-distribution",
                     "the package is installed more than once",
                     self._quiet(paths),
@@ -666,15 +323,15 @@ class Startup:
     def _beside(self) -> Iterator[Warn]:
         """Yield modules that Python finds first because it starts beside them."""
         places = [self._folders(self._script_folders())]
-        if self._has_config:
-            places.append(self._folders([self._working.encode() or b"/"]))
+        if self._settings.present:
+            places.append(self._folders([self._settings.start]))
         installed = {
             name.partition(b".")[0]
             for comparison in self._comparisons
             if comparison.root.kind == PACKAGE
             for name in self._siblings(comparison)
         }
-        installed |= set(map(os.fsencode, sys.stdlib_module_names))
+        installed |= set(map(str.encode, sys.stdlib_module_names))
         # Of these everybody has some, and nobody means those of others.
         installed -= {*self._names, *_COMMON}
         found: list[bytes] = []
@@ -689,7 +346,7 @@ class Startup:
                     _has_init(child) if child.kind == "d" else name.endswith(_MODULES)
                 ):
                     found.append((path + b"/" if path else b"") + name)
-        yield from _about(
+        yield from about(
             "shadowed-import",
             "Python finds this, beside a command or in the working folder, before its "
             "own module or an installed one of the name",
@@ -704,9 +361,9 @@ class Startup:
 
     def _code_caches(self) -> Iterator[Warn]:
         named = [
-            os.fsencode(value)
+            value.encode("utf-8", "surrogateescape")
             for variable in _CACHE_VARIABLES
-            for value in self._values(variable)
+            for value in self._settings.values(variable)
         ]
         given = [path for path, node in self._folders(named).items() if node.children]
         found = [
@@ -714,7 +371,7 @@ class Startup:
             for path in [*self._caches, *given]
             if not any(below(path, c.real_path) for c in self._comparisons)
         ]
-        yield from _about(
+        yield from about(
             "code-cache",
             "what was compiled before is kept here, and is run in place of what the "
             "compared sources would compile to",
@@ -730,7 +387,7 @@ class Startup:
                 egg = low == b"egg-info" and place.lower().endswith(b".egg")
                 if egg or low.endswith((b".dist-info", b".egg-info")):
                     path = (place + b"/" if place else b"") + name
-                    path += b"/" + ENTRY_POINTS
+                    path += b"/" + entrypoints.FILE
                     found = self._view.lookup(path)
                     if found.node is not None and found.node.kind == "f":
                         files[path] = (found.path, found.node)
@@ -752,131 +409,10 @@ class Startup:
                 "plugin",
                 "the compared package, or torch, loads this code of others at its "
                 "start, by their entry points",
-                tuple(shown[:_MANY]),
+                tuple(shown[:MANY]),
                 len(shown),
-                extra={"entry_points": rows[:_MANY]},
+                extra={"entry_points": rows[:MANY]},
             )
-
-    def _scripts(self) -> Iterator[Warn]:
-        """Yield what is to say about the commands of the roots' environments."""
-        changed: list[bytes] = []
-        shadows: list[bytes] = []
-        homes = {at.path for at in map(self._view.lookup, self._script_folders())}
-        for home in sorted(homes):
-            declared = self._declared(home)
-            for name in sorted(declared):
-                path = home + b"/" + os.fsencode(name)
-                if self._is_file(path) and not self._launches(path, home, name):
-                    changed.append(path)
-            shadows += self._shadowed(home, homes, declared)
-        yield from _about(
-            "console-script",
-            "this command of the package does something else than what an installer "
-            "writes for it",
-            self._quiet(changed),
-        )
-        yield from _about(
-            "shadowed-command",
-            "the config's PATH leads here, and not to the command of this name of the "
-            "environment that was compared",
-            self._quiet(shadows),
-        )
-
-    def _declared(self, home: bytes) -> set[str]:
-        """Return the names of the commands that a package has in its environment.
-
-        What the image says is believed about names only.
-        """
-        files = []
-        for place, node in self._packages.items():
-            if (
-                place.rpartition(b"/")[0].rpartition(b"/")[0].rpartition(b"/")[0]
-                != (home.rpartition(b"/")[0])
-            ):
-                continue
-            for name in node.children or {}:
-                if name.endswith((b".dist-info", b".egg-info")):
-                    found = self._view.lookup(place + b"/" + name + b"/" + ENTRY_POINTS)
-                    if found.node is not None and found.node.kind == "f":
-                        files.append((found.path, found.node))
-        texts = [data for _, data in self._contents.fetch(files)]
-        stated = entrypoints.commands_of(texts)
-        return set(self._commands) | {
-            name
-            for name, targets in stated.items()
-            if any(target.package in self._packages_named for target in targets)
-            and "/" not in name
-        }
-
-    def _is_file(self, path: bytes) -> bool:
-        node = self._view.lookup(path).node
-        return node is not None and node.kind == "f"
-
-    def _launches(self, path: bytes, home: bytes, name: str) -> bool:
-        """Whether a file is what an installer writes for a command of the package."""
-        found = self._view.lookup(path)
-        if found.node is None or found.node.size > entrypoints.MOST_BYTES:
-            return False
-        data = dict(self._contents.fetch([(found.path, found.node)]))
-        launcher = entrypoints.read_launcher(data.get(found.path, b""))
-        if launcher is None or self._is_elsewhere(launcher.interpreter, home):
-            return False
-        wanted = self._commands.get(name)
-        if wanted is None:
-            return launcher.target.package in self._packages_named
-        return launcher.target in wanted
-
-    def _is_elsewhere(self, interpreter: bytes, home: bytes) -> bool:
-        """Whether an interpreter is of another environment than the one compared."""
-        folder, slash, _ = interpreter.rpartition(b"/")
-        if not slash or self._view.lookup(interpreter).node is None:
-            # What the image does not have runs nothing.
-            return False
-        return self._view.lookup(folder).path not in {
-            home,
-            *(self._view.lookup(path).path for path in _SYSTEM_PROGRAMS),
-        }
-
-    def _shadowed(
-        self, home: bytes, homes: Collection[bytes], declared: Collection[str]
-    ) -> Iterator[bytes]:
-        """Yield what the `PATH` leads to in place of an environment's commands."""
-        if not self._has_config:
-            return
-        node = self._view.lookup(home).node
-        interpreters = {
-            os.fsdecode(name)
-            for name in (node.children if node is not None else None) or {}
-            if _PYTHON_BIN.fullmatch(name)
-        }
-        for value in list(self._values("PATH")) or [_DEFAULT_PATH]:
-            folders: list[bytes] = []
-            reached = False
-            for at in map(self._view.lookup, self._parts(value)):
-                if at.path in homes:
-                    reached = True
-                    break
-                folders.append(at.path)
-            # Without its folder on the path nobody means its interpreter.
-            for name in sorted({*declared, *(interpreters if reached else ())}):
-                path = self._first(folders, os.fsencode(name))
-                if path is None:
-                    continue
-                own = self._view.lookup(home + b"/" + os.fsencode(name))
-                same = self._view.lookup(path).path == own.path
-                if not same and not (
-                    name in declared and self._launches(path, home, name)
-                ):
-                    yield path
-
-    def _first(self, folders: Iterable[bytes], name: bytes) -> bytes | None:
-        """Return the first program of a name in some folders."""
-        for folder in folders:
-            path = folder + b"/" + name if folder else name
-            node = self._view.lookup(path).node
-            if node is not None and node.kind == "f" and node.mode & 0o111:
-                return path
-        return None
 
     def _script_folders(self) -> Iterator[bytes]:
         """Yield where the commands of a root's environment are.
@@ -946,19 +482,11 @@ class Startup:
                     found.append(path)
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
-        yield from _about(
+        yield from about(
             "editable-install",
             "a package is installed as a pointer to another folder",
             self._quiet(found),
         )
-
-
-def _not_allowed(paths: Iterable[bytes], allow: Sequence[Allow]) -> list[bytes]:
-    return [
-        path
-        for path in paths
-        if not any(not rule.sha256 and rule.covers(b"/" + path) for rule in allow)
-    ]
 
 
 def _module(parts: Sequence[bytes]) -> bytes:
@@ -998,17 +526,17 @@ def wheel_warnings(
                 if target not in right if right else target.package not in packages:
                     changed.append(path)
     changed += (path for path in outside if _command(path) in stated)
-    yield from _about(
+    yield from about(
         "console-script",
         "the wheel makes a command of the package that does something else than the "
         "tree declares",
-        _not_allowed(changed, allow),
+        not_allowed(changed, allow),
     )
     copies: list[bytes] = []
     customize: list[bytes] = []
     interpreters: list[bytes] = []
     imports: list[bytes] = []
-    own = set(map(os.fsencode, sys.stdlib_module_names)).difference(_COMMON)
+    own = set(map(str.encode, sys.stdlib_module_names)).difference(_COMMON)
     for path in outside:
         top, *inner = path.split(b"/")
         if top in (b"lib", b"lib64") and len(inner) > 1:
@@ -1029,7 +557,9 @@ def wheel_warnings(
             if _PYTHON_ZIP.fullmatch(inner[0]):
                 copies.append(path)
         elif path == b"pyvenv.cfg" or (
-            top == b"bin" and len(inner) == 1 and _PYTHON_BIN.fullmatch(inner[0])
+            top == b"bin"
+            and len(inner) == 1
+            and entrypoints.INTERPRETER.fullmatch(inner[0])
         ):
             interpreters.append(path)
         elif top == b"bin" and _module(inner) in names:
@@ -1037,27 +567,27 @@ def wheel_warnings(
             copies.append(path)
         elif top == b"bin" and _module(inner) in own:
             imports.append(path)
-    yield from _about(
+    yield from about(
         "shadowed-import",
         "the wheel puts this in place of a module of Python's own, or where Python "
         "finds it before",
-        _not_allowed(imports, allow),
+        not_allowed(imports, allow),
     )
-    yield from _about(
+    yield from about(
         "second-copy",
         "the wheel puts a second copy where Python may import it in place of the "
         "compared one",
-        _not_allowed(copies, allow),
+        not_allowed(copies, allow),
     )
-    yield from _about(
+    yield from about(
         "sitecustomize",
         "Python imports this at every start, before anything else",
-        _not_allowed(customize, allow),
+        not_allowed(customize, allow),
     )
-    yield from _about(
+    yield from about(
         "environment",
         "the wheel replaces the interpreter of the environment, or its settings",
-        _not_allowed(interpreters, allow),
+        not_allowed(interpreters, allow),
     )
 
 
@@ -1086,11 +616,6 @@ def _package_of(comparison: Comparison) -> bytes:
             break
         path = folder
     return path
-
-
-def below(path: bytes, folder: bytes) -> bool:
-    """Whether a path is a folder or something in it; the root holds everything."""
-    return not folder or path == folder or path.startswith(folder + b"/")
 
 
 def _has_init(node: Node) -> bool:
@@ -1127,7 +652,7 @@ def _interpreters(view: View, prefix: bytes) -> Iterator[bytes]:
     folder = view.lookup(prefix + b"/bin")
     if folder.node is not None:
         for name in folder.node.children or {}:
-            if _PYTHON_BIN.fullmatch(name):
+            if entrypoints.INTERPRETER.fullmatch(name):
                 yield prefix + b"/bin/" + name
 
 
@@ -1145,7 +670,7 @@ def is_startup_name(path: bytes) -> bool:
     if path == LD_PRELOAD or is_path_file(name):
         return True
     parent = folder.rpartition(b"/")[2]
-    if name == ENTRY_POINTS and parent.endswith((b".dist-info", b".egg-info")):
+    if name == entrypoints.FILE and parent.endswith((b".dist-info", b".egg-info")):
         return True
     if parent in PACKAGES_FOLDERS and (
         name.endswith(b".pth") or name.partition(b".")[0] in _CUSTOMIZE
@@ -1153,4 +678,4 @@ def is_startup_name(path: bytes) -> bool:
         return True
     if name in PACKAGES_FOLDERS or name == b"pyvenv.cfg":
         return True
-    return parent == b"bin" and bool(_PYTHON_BIN.fullmatch(name))
+    return parent == b"bin" and bool(entrypoints.INTERPRETER.fullmatch(name))

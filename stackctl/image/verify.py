@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from stackctl.image.folder import Folder
     from stackctl.image.lazytable import Outcome
     from stackctl.image.rules import Allow
-    from stackctl.image.startup import Warn
     from stackctl.image.view import Applier, View
+    from stackctl.image.warn import Warn
     from stackctl.image.wheel import Wheel
 
 #: Bytes above which a file is hashed only if something compares it.
@@ -454,7 +454,7 @@ class _Verifier:
             # are the modules that do it.
             from stackctl.image import rules
             from stackctl.image.contents import LayerContents
-            from stackctl.image.startup import Warn
+            from stackctl.image.warn import Warn
 
             warnings = [Warn(code, text, strict=False) for code, text in image.notes]
             rules.known_wheel_file(b"")
@@ -594,7 +594,7 @@ def _unread_index(
         return None
     if not unchecked:
         return None
-    from stackctl.image.startup import Warn
+    from stackctl.image.warn import Warn
 
     return Warn(
         "lazy-index",

@@ -346,6 +346,11 @@ def _join(stack: list[tuple[bytes, Node]], *more: bytes) -> bytes:
     return b"/".join([name for name, _ in stack] + list(more))
 
 
+def below(path: bytes, folder: bytes) -> bool:
+    """Whether a path is a folder or something in it; the root holds everything."""
+    return not folder or path == folder or path.startswith(folder + b"/")
+
+
 def show(path: bytes) -> str:
     """Return a path as text for messages and JSON."""
     return path.decode("utf-8", "backslashreplace")
