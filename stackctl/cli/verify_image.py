@@ -200,25 +200,29 @@ def register(app: typer.Typer) -> None:
         max_layer_size: Annotated[
             int | None,
             typer.Option(
-                metavar="BYTES", help="Largest layer, unpacked; by default 128 GiB."
+                min=1,
+                metavar="BYTES",
+                help="Largest layer, unpacked; by default 128 GiB.",
             ),
         ] = None,
         max_image_size: Annotated[
             int | None,
             typer.Option(
-                metavar="BYTES", help="Largest image, unpacked; by default 512 GiB."
+                min=1,
+                metavar="BYTES",
+                help="Largest image, unpacked; by default 512 GiB.",
             ),
         ] = None,
         max_ratio: Annotated[
             int | None,
             typer.Option(
-                metavar="N", help="Largest expansion of a layer; by default 200."
+                min=1, metavar="N", help="Largest expansion of a layer; by default 200."
             ),
         ] = None,
         max_entries: Annotated[
             int | None,
             typer.Option(
-                metavar="N", help="Most files of an image; by default 4,000,000."
+                min=1, metavar="N", help="Most files of an image; by default 4,000,000."
             ),
         ] = None,
     ) -> Outcome:

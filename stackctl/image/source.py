@@ -6,6 +6,7 @@ registry. This module reads them, checks them, and decides which of an index's i
 meant.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,6 +35,7 @@ _OLD_TYPES = (
     "application/vnd.docker.distribution.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v1+prettyjws",
 )
+_TAR_TYPE = re.compile(r"[./]tar(?:[.+]|$)")
 #: Keys, in lower case, by which a document may be an image or an index.
 _IMAGE_KEYS = frozenset(("config", "layers", "manifests", "fslayers"))
 INDEX_TYPES = (OCI_INDEX, DOCKER_LIST)
@@ -472,7 +474,7 @@ class Resolver:
 
     def _layer(self, descriptor: Descriptor, diff_id: str) -> Layer:
         kind = descriptor.media_type
-        if "tar" not in kind or "encrypted" in kind:
+        if not _TAR_TYPE.search(kind) or "encrypted" in kind:
             raise ImageFormatError(
                 f"layer {descriptor.digest} is {kind!r}, not a tar",
                 kind="layer-media-type",
@@ -549,7 +551,8 @@ def config_diff_ids(config: documents.Object, layers: int, limits: Limits) -> li
     """Return the diff_ids of a config, one for each of the image's layers.
 
     Raises:
-        ImageFormatError: Their number is not that of the layers.
+        ImageFormatError: Their number is not that of the layers, or one of them is of
+            another algorithm than runtimes compute.
     """
     rootfs = documents.as_object(config.get("rootfs"), "config rootfs")
     ids = [
@@ -558,6 +561,14 @@ def config_diff_ids(config: documents.Object, layers: int, limits: Limits) -> li
             documents.as_list(rootfs.get("diff_ids"), "config diff_ids")
         )
     ]
+    for number, item in enumerate(ids):
+        if not item.startswith("sha256:"):
+            raise ImageFormatError(
+                f"config diff_ids[{number}] is {item[:80]!r}; runtimes compute SHA-256",
+                kind="bad-digest",
+                hint="the image was built wrongly: build it again",
+                where={"digest": item},
+            )
     if len(ids) != layers:
         raise ImageFormatError(
             f"the manifest has {layers} layers and the config {len(ids)} diff_ids",

@@ -100,6 +100,10 @@ def test_unverifiable(
         ["oci:x", "--root", "demo=/x", "--platform", "amd64"],
         ["oci:x", "--root", "demo=/x", "--tree", "0" * 40],
         ["docker://x/y", "--root", "demo=/x", "--offline"],
+        ["oci:x", "--root", "demo=/x", "--max-layer-size", "0"],
+        ["oci:x", "--root", "demo=/x", "--max-image-size", "-1"],
+        ["oci:x", "--root", "demo=/x", "--max-ratio", "0"],
+        ["oci:x", "--root", "demo=/x", "--max-entries", "0"],
     ],
 )
 def test_usage(

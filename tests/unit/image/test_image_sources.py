@@ -50,8 +50,7 @@ def ask(tmp_path: Path, reference: str, **more: object) -> Report:
             reference=reference,
             expected=[folder_tree(Demo().write(tmp_path / "expected"))],
             roots=(Root("demo", PACKAGE_ROOT, PACKAGE),),
-            environ={},
-            **more,  # type: ignore[arg-type]
+            **{"environ": {}, **more},  # type: ignore[arg-type]
         )
     )
 
@@ -245,3 +244,43 @@ def test_index_and_why_which_of_its_images(tmp_path: Path, asked: bool) -> None:
     entry = json.loads(files["index.json"])["manifests"][0]
     assert (image["index"], image["digest"]) == (entry["digest"], GOOD.manifest)
     assert image["platform_by"] == ("request" if asked else "machine")
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("application/vnd.docker.image.rootfs.diff.tar.gzip", "equal"),
+        ("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", "equal"),
+        ("application/vnd.oci.image.layer.nondistributable.v1.tar+zstd", "equal"),
+        ("application/vnd.acme.target+json", "layer-media-type"),
+        ("application/vnd.acme.start", "layer-media-type"),
+        ("application/vnd.oci.image.layer.v1.tar+encrypted", "layer-media-type"),
+        ("", "layer-media-type"),
+    ],
+)
+def test_media_types_of_layers(tmp_path: Path, kind: str, code: str) -> None:
+    def edit(manifest: dict[str, object]) -> None:
+        layers = manifest["layers"]
+        assert isinstance(layers, list)
+        layers[0]["mediaType"] = kind
+
+    image = build_image(GOOD.tars, edit_manifest=edit)
+    report = in_layout(tmp_path, layout_files([image]))
+    assert report.reason["code"] == code
+
+
+def test_diff_id_that_no_runtime_computes(tmp_path: Path) -> None:
+    name = "sha512:" + hashlib.sha512(GOOD.tars[0]).hexdigest()
+    image = build_image(GOOD.tars, diff_ids=[name])
+    report = in_layout(tmp_path, layout_files([image]))
+    assert answer(report) == ("unverifiable", 3, "bad-digest")
+
+
+@pytest.mark.parametrize("host", ["tcp://127.0.0.1:1", "ssh://ann@ex.org"])
+@pytest.mark.parametrize("name", ["DOCKER_HOST", "CONTAINER_HOST"])
+def test_daemon_elsewhere_is_no_reason_to_ask_another(
+    tmp_path: Path, name: str, host: str
+) -> None:
+    report = ask(tmp_path, "docker-daemon:demo", environ={name: host})
+    assert answer(report) == ("unverifiable", 6, "no-daemon")
+    assert name in str(report.reason["message"])
