@@ -197,10 +197,10 @@ def read_launcher(data: bytes) -> Launcher | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(b"\n".join(lines[head:]).decode("utf-8"))
+            # What nests deeply is read, and written again, by recursion.
+            target = _called(ast.parse(b"\n".join(lines[head:]).decode("utf-8")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    target = _called(tree)
     return None if target is None else Launcher(interpreter, target)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from images import PACKAGE_ROOT, SITE, Demo, Tar, build_image, tree_layer, write_layout
 
+from stackctl.image.entrypoints import read_launcher
 from stackctl.image.expectation import folder_tree
 from stackctl.image.platform import Platform
 from stackctl.image.report import Report
@@ -728,3 +729,23 @@ def test_bytecode_of_a_source_that_is_a_link(tmp_path: Path) -> None:
         "match",
         ["bytecode-unverifiable"],
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"not " * 1900 + b"1",
+        b"lambda:" * 1000 + b"1",
+        b"a" + b"[0]" * 2500,
+        b"(" * 1000,
+        b"'\\ud800'",
+        b"\0",
+        b"\xff",
+    ],
+)
+@pytest.mark.parametrize(
+    "place", ["%b", "if %b:\n    sys.exit(main())", "if 1:\n    %b\n    main()"]
+)
+def test_hostile_command_is_only_read(text: bytes, place: str) -> None:
+    body = HEAD.encode() + place.encode().replace(b"%b", text) + b"\n"
+    assert read_launcher(body) is None
