@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from faulty_server import Script, faulty_server
 
 from stackctl.errors import InputError
+from stackctl.gates.accuracy import unit as module
 from stackctl.gates.accuracy.items import digest, make_items
 from stackctl.gates.accuracy.plan import AccuracyPlan, PromptSet
 from stackctl.gates.accuracy.unit import measure
 from stackctl.gates.model import load_gate
 from stackctl.gates.serving.unit import Target
 
+from ..serving.conftest import server_command
 from .test_items import read_ledger, read_packet
 
 SETS = (
@@ -114,6 +117,27 @@ def test_an_answer_is_never_asked_for_again(tmp_path: Path) -> None:
         plan = AccuracyPlan(sets=SETS[:1], retries=5)
         measure(plan, Target(base_url=url, folder=tmp_path))
         assert len(server.seen) == 6
+
+
+def test_a_server_that_has_ended_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def note(client, request, limits):
+        asked.append(request.prompt)
+        return await ask(client, request, limits)
+
+    ask = module.ask
+    monkeypatch.setattr(module, "ask", note)
+    plan = AccuracyPlan(
+        server=server_command(exit_after=2), sets=SETS[:1], retries=3, concurrency=1
+    )
+    answer = measure(plan, Target(folder=tmp_path))
+    assert answer["stop"]["verdict"] == "invalid"
+    assert "the server ended with exit code 3" in answer["stop"]["reason"]
+    # Once more at most: a connection breaks before the end is noticed.
+    assert max(Counter(asked).values()) <= 2
 
 
 def test_other_prompts_than_the_gate_names(tmp_path: Path) -> None:
