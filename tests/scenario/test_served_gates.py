@@ -392,7 +392,7 @@ def test_what_a_server_said_before_it_ended_is_told(project, name) -> None:
 @pytest.mark.parametrize("name", ["speed", "answers"])
 def test_a_server_that_ends_while_it_is_asked_is_named(project, name) -> None:
     add(project, "speed", SERVING, exit_after=2)
-    add(project, "answers", ACCURACY, exit_after=2)
+    add(project, "answers", ACCURACY, exit_after=2, tokens=["ANSWER: 1"])
     done = gate(project, name)
     assert (done.code, done.json["verdict"]) == (9, "invalid")
     assert "the server ended with exit code 3" in done.json["reasons"][0]
