@@ -113,6 +113,7 @@ def environment(tree: Path) -> dict[str, str]:
         "LC_ALL": "C.UTF-8",
         "PYTHONPATH": f"{tree}{os.pathsep}{HERE / 'cpu'}",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "VLLM_TARGET_DEVICE": "cpu",
         "TRITON_INTERPRET": "1",

@@ -7,8 +7,8 @@ Composes the sets in every order that is allowed (`ci/set_orders.py`), runs ever
 file that they add (with two processes) in the composed tree, and then lets
 `ci/patch_checks.py` show for each set that its tests fail on the base and with its
 first code patch taken back. `--prefixes` also checks the tree after every single patch,
-which takes several times as long (ci/nightly runs it so). Last,
-`ci/bisect_kpool.py` breaks a patch on purpose and lets `stackctl bisect` find it.
+which takes several times as long (ci/nightly runs it so). Beside
+them `ci/bisect_kpool.py` breaks a patch on purpose and lets `stackctl bisect` find it.
 """
 
 import argparse
@@ -16,7 +16,9 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from stackctl.cache import Cache
 from stackctl.compose.compare import make_composer
@@ -74,16 +76,16 @@ def main() -> int:
     took = time.monotonic() - started
     print(f"composed tree: exit {status}, {took:.0f} s", flush=True)
     failed |= status != 0
+    jobs = [Job("bisect of a broken patch", [str(ROOT / "ci/bisect_kpool.py")])]
     for patch_set in series.sets:
         if not patch_set.composed or patch_set.patches is None:
             continue
-        started = time.monotonic()
         needed = composer.compose(Selection(only=(patch_set.name,)))
         below = dict.fromkeys(
             step.set for step in needed.steps if step.set != patch_set.name
         )
         command = [
-            sys.executable, str(ROOT / "ci/patch_checks.py"),
+            str(ROOT / "ci/patch_checks.py"),
             "--base", str(trees["base"]),
             "--patches", str(ROOT / str(patch_set.patches.folder)),
         ]  # fmt: skip
@@ -93,17 +95,42 @@ def main() -> int:
             command += ["--requires", str(ROOT / str(source.folder))]
         if not options.prefixes:
             command.append("--no-prefixes")
-        status = subprocess.run(command).returncode
+        jobs.append(Job(patch_set.name, command))
+    # They run their tests in one process each, so two are at work at a time: first what
+    # takes longest, which are the later sets and what needs them.
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(job.run) for job in (jobs[0], *jobs[:0:-1])]:
+            failed |= done.result() != 0
+    return int(failed)
+
+
+class Job(NamedTuple):
+    """A program that is run while another one is.
+
+    Attributes:
+        name: What it is called when it has ended.
+        command: The script and its arguments.
+    """
+
+    name: str
+    command: list[str]
+
+    def run(self) -> int:
+        """Run it, then print in one piece what it said; return its exit code."""
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, *self.command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         took = time.monotonic() - started
-        print(f"{patch_set.name}: exit {status}, {took:.0f} s", flush=True)
-        failed |= status != 0
-    started = time.monotonic()
-    status = subprocess.run(
-        [sys.executable, str(ROOT / "ci/bisect_kpool.py")]
-    ).returncode
-    took = time.monotonic() - started
-    print(f"bisect of a broken patch: exit {status}, {took:.0f} s", flush=True)
-    return int(failed or status != 0)
+        print(
+            f"{done.stdout}{self.name}: exit {done.returncode}, {took:.0f} s",
+            flush=True,
+        )
+        return done.returncode
 
 
 if __name__ == "__main__":
