@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from stackctl.image.nearest import Absence
     from stackctl.image.wheel import Wheel
 
+#: Bytes of a source of the image up to which it is compiled to judge its bytecode.
+_SOURCE_LIMIT = 1 << 20
 #: Bytes of a file up to which a diff is shown.
 _DIFF_LIMIT = 4 << 20
 
@@ -259,6 +261,7 @@ class Judge:
                     finding.allowed
                     and finding.node is not None
                     and finding.node.kind == "f"
+                    and finding.node.size <= _SOURCE_LIMIT
                     and finding.image_path[start:] in compiled
                 ):
                     path = finding.image_path.lstrip(b"/")
