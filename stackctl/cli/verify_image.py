@@ -3,6 +3,7 @@
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -98,6 +99,16 @@ def report_lines(report: "Report", reference: str) -> Iterable[str]:
                 for c in report.comparisons
             ],
         )
+    rules = Counter(
+        finding.why
+        for comparison in report.comparisons
+        for finding in comparison.of("ignored")
+        if finding.expected is not None
+    )
+    if rules:
+        yield ""
+        for why, number in sorted(rules.items()):
+            yield f"{number} tracked {'file is' if number == 1 else 'files are'} {why}"
     bad = [
         finding
         for comparison in report.comparisons

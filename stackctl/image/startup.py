@@ -170,6 +170,7 @@ class Startup:
         self._caches: list[bytes] = []
         for path, node in view.folders():
             folder, _, name = path.rpartition(b"/")
+            self._find_links(path, name, node)
             if name in PACKAGES_FOLDERS:
                 self._packages[path] = node
             elif _PYTHON_LIB.fullmatch(name) or name == b"lib-dynload":
@@ -183,6 +184,25 @@ class Startup:
                 found = view.lookup(parent).node
                 if found is not None and found.kind == "d":
                     self._packages.setdefault(parent, found)
+
+    def _find_links(self, path: bytes, name: bytes, node: Node) -> None:
+        """Note the places that only a link in a folder calls by their name."""
+        children = node.children or {}
+        links = [
+            (link, self._packages)
+            for link in PACKAGES_FOLDERS
+            if link in children and children[link].kind == "l"
+        ]
+        if name.startswith(b"lib"):
+            links += [
+                (link, self._libraries)
+                for link, child in children.items()
+                if child.kind == "l" and _PYTHON_LIB.fullmatch(link)
+            ]
+        for link, places in links:
+            found = self._view.lookup(path + b"/" + link)
+            if found.node is not None and found.node.kind == "d":
+                places.setdefault(found.path, found.node)
 
     def warnings(self) -> Iterator[Warn]:
         """Yield everything there is to say."""

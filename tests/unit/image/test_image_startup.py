@@ -232,6 +232,41 @@ PLACES = {
         .symlink(f"{SITE}/o-1.dist-info/direct_url.json", "/opt/u")
         .file("opt/u", EDITABLE),
     ),
+    **{
+        f"{what} behind a link for a folder of packages": over(
+            code,
+            Tar()
+            .file(f"opt/x/{file}", text)
+            .symlink("root/.local/lib/python3.11/site-packages", "/opt/x"),
+        )
+        for what, file, text, code in (
+            ("a start-up file", "x.pth", "import x\n", "pth-file"),
+            ("a start-up module", "usercustomize.py", "x", "sitecustomize"),
+            ("a copy", "demo/__init__.py", "x", "second-copy"),
+            (
+                "a plug-in",
+                "o-1.dist-info/entry_points.txt",
+                "[demo.p]\nx = evil:run\n",
+                "plugin",
+            ),
+            ("nothing", "demo/notes.txt", "x", ""),
+        )
+    },
+    "an interpreter's path file behind a link": over(
+        "pth-file",
+        Tar().file("opt/x/python3._pth", "/evil").symlink("opt/venv/bin", "/opt/x"),
+        root="/opt/venv/lib/python3.11/site-packages/demo",
+        base=tree_layer(DEMO.package(), "opt/venv/lib/python3.11/site-packages"),
+    ),
+    "a copy in a library behind a link": over(
+        "second-copy",
+        Tar()
+        .file("opt/x/demo/__init__.py", "x")
+        .symlink("usr/local/lib/python3.11", "/opt/x"),
+    ),
+    "a link to the folder of packages": over(
+        "", Tar().symlink("usr/lib64", "lib").symlink("opt/site-packages", f"/{SITE}")
+    ),
     "an interpreter that believes to be in its build folder": over(
         "pth-file", Tar().file("usr/bin/pybuilddir.txt", "/evil\n")
     ),

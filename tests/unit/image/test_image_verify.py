@@ -29,6 +29,7 @@ from images import (
     write_layout,
 )
 
+from stackctl.cli.verify_image import report_lines
 from stackctl.errors import PinError, UsageError
 from stackctl.image import bytecode
 from stackctl.image.expectation import ExpectedTree, folder_tree
@@ -263,6 +264,8 @@ def test_unpackaged(shop: Shop) -> None:
     assert outcome(report) == ("match", 0)
     details = report.document()["details"]
     assert [d["why"] for d in details] == ["not packaged, by the rule 'demo/c*.py'"]  # type: ignore[attr-defined]
+    said = "1 tracked file is not packaged, by the rule 'demo/c*.py'"
+    assert said in list(report_lines(report, "x"))
     assert shop.over(layer, unpackaged=("demo/x*.py",)).verdict == "mismatch"
 
 
