@@ -49,7 +49,7 @@ def auth_files(environ: Mapping[str, str]) -> list[Path]:
         environ: The process environment.
     """
     if environ.get("REGISTRY_AUTH_FILE"):
-        # Skopeo, podman and buildah look nowhere else then.
+        # Skopeo, podman and buildah of today look nowhere else then; those of 2022 did.
         return [Path(environ["REGISTRY_AUTH_FILE"])]
     files = []
     if environ.get("DOCKER_CONFIG"):

@@ -72,7 +72,7 @@ def write(path: Path, user: str) -> Path:
 def test_files_that_are_asked(
     tmp_path: Path, names: set[str], expected: str | None
 ) -> None:
-    """As skopeo does: REGISTRY_AUTH_FILE alone, DOCKER_CONFIG in place of ~/.docker."""
+    """REGISTRY_AUTH_FILE alone, and DOCKER_CONFIG in place of ~/.docker."""
     write(tmp_path / ".docker/config.json", "docker")
     environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path / "run")}
     if "podman" in names:
