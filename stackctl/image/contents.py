@@ -58,7 +58,8 @@ class LayerContents:
                 layer, ordinal = node.ref
                 missing.setdefault(layer, {}).setdefault(ordinal, []).append(path)
         for layer, wanted in missing.items():
-            again = reread(self._layers[layer].open, self._limits, wanted)
+            source = self._layers[layer]
+            again = reread(source.open, self._limits, wanted, source.diff_id)
             for ordinal, data in again.items():
                 for path in wanted[ordinal]:
                     yield path, data
@@ -70,7 +71,8 @@ class LayerContents:
             if node.ref is not None:
                 missing.setdefault(node.ref[0], {})[node.ref[1]] = node
         for layer, wanted in missing.items():
-            again = rehash(self._layers[layer].open, self._limits, wanted)
+            source = self._layers[layer]
+            again = rehash(source.open, self._limits, wanted, source.diff_id)
             for ordinal, entry in again.items():
                 wanted[ordinal].oid = entry.oid
                 wanted[ordinal].sha256 = entry.sha256

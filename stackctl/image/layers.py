@@ -28,7 +28,12 @@ from stackctl.image.blobs import (
     decompress,
     sniff,
 )
-from stackctl.image.errors import AmbiguousImageError, ImageFormatError, LimitError
+from stackctl.image.errors import (
+    AmbiguousImageError,
+    DigestError,
+    ImageFormatError,
+    LimitError,
+)
 from stackctl.image.limits import Limits
 from stackctl.image.tar import ByteStream, Chunk, TarEntry, TarReader
 
@@ -494,7 +499,7 @@ LayerOpener = Callable[[], Iterator[bytes]]
 
 
 def reread(
-    open_layer: LayerOpener, limits: Limits, ordinals: Iterable[int]
+    open_layer: LayerOpener, limits: Limits, ordinals: Iterable[int], diff_id: str
 ) -> dict[int, bytes]:
     """Return the contents of some entries by a second pass over their layer.
 
@@ -502,10 +507,14 @@ def reread(
         open_layer: Opens the verified layer blob again.
         limits: As for the first pass.
         ordinals: Positions of the entries in the layer.
+        diff_id: What the first pass found it to be.
+
+    Raises:
+        DigestError: It is another layer now.
     """
     wanted = frozenset(ordinals)
     interest = Interest(wanted=wanted, lazy_above=0)
-    scan = scan_layer(open_layer(), Budget(limits), interest)
+    scan = _second(open_layer, limits, interest, diff_id)
     found: dict[int, bytes] = {}
     for entry in scan.entries:
         if entry.ordinal in wanted and (data := entry.content()) is not None:
@@ -513,8 +522,23 @@ def reread(
     return found
 
 
+def _second(
+    open_layer: LayerOpener, limits: Limits, interest: Interest, diff_id: str
+) -> LayerScan:
+    scan = scan_layer(open_layer(), Budget(limits), interest)
+    # Not all sources name their layers by a digest, and a file may be replaced.
+    if scan.diff_id != diff_id:
+        raise DigestError(
+            f"a layer unpacked to {diff_id} and now unpacks to {scan.diff_id}",
+            kind="diff-id-mismatch",
+            hint="verify an image that nothing changes",
+            where={"expected": diff_id, "actual": scan.diff_id},
+        )
+    return scan
+
+
 def rehash(
-    open_layer: LayerOpener, limits: Limits, ordinals: Iterable[int]
+    open_layer: LayerOpener, limits: Limits, ordinals: Iterable[int], diff_id: str
 ) -> dict[int, LayerEntry]:
     """Return some entries with the hashes that the first pass left out.
 
@@ -522,8 +546,12 @@ def rehash(
         open_layer: Opens the verified layer blob again.
         limits: As for the first pass.
         ordinals: Positions of the entries in the layer.
+        diff_id: What the first pass found it to be.
+
+    Raises:
+        DigestError: It is another layer now.
     """
     hashed = frozenset(ordinals)
     interest = Interest(hashed=hashed, lazy_above=0, sha256=True)
-    scan = scan_layer(open_layer(), Budget(limits), interest)
+    scan = _second(open_layer, limits, interest, diff_id)
     return {e.ordinal: e for e in scan.entries if e.ordinal in hashed}

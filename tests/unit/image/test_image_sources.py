@@ -27,6 +27,7 @@ from images import (
 
 from stackctl.errors import UsageError
 from stackctl.image.expectation import folder_tree
+from stackctl.image.limits import Limits
 from stackctl.image.platform import Platform
 from stackctl.image.report import Report
 from stackctl.image.roots import PACKAGE, Root
@@ -284,3 +285,40 @@ def test_daemon_elsewhere_is_no_reason_to_ask_another(
     report = ask(tmp_path, "docker-daemon:demo", environ={name: host})
     assert answer(report) == ("unverifiable", 6, "no-daemon")
     assert name in str(report.reason["message"])
+
+
+@pytest.mark.parametrize("packed", PACKED)
+def test_archive_that_changes_between_two_passes(tmp_path: Path, packed: str) -> None:
+    """A large file is hashed by a second pass, which has to see the same layer."""
+    path = tmp_path / "archive"
+    first, second = bytes(9 << 20), b"\1" * (9 << 20)
+    saved = [
+        PACKED[packed](
+            docker_archive(
+                build_image([tree_layer({"demo/large.bin": data}, SITE)]), "docker24"
+            )
+        )
+        for data in (first, second)
+    ]
+    expected = write_files(tmp_path / "large", {"demo/large.bin": second})
+
+    class Swap:
+        def update(self, phase: str, done: int, total: int | None) -> None:
+            if phase == "layers" and done == total:
+                path.write_bytes(saved[1])
+
+        def note(self, message: str) -> None:
+            pass
+
+    path.write_bytes(saved[0])
+    report = verify(
+        Request(
+            reference=f"docker-archive:{path}",
+            expected=[folder_tree(expected)],
+            roots=(Root("demo", PACKAGE_ROOT, PACKAGE),),
+            limits=Limits(ratio=100_000),
+            environ={},
+        ),
+        progress=Swap(),
+    )
+    assert (report.verdict, report.exit_code) == ("unverifiable", 4)
