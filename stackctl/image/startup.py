@@ -293,6 +293,11 @@ class Startup:
 
     def _path_files(self) -> Iterator[bytes]:
         """Yield files beside an interpreter, or its library, that are all its path."""
+        for path, node in self._folders(self._script_folders()).items():
+            # What a link of that name leads to has another.
+            yield from (
+                path + b"/" + name for name in node.children or {} if is_path_file(name)
+            )
         for path, node in self._view.folders():
             name = path.rpartition(b"/")[2]
             if name in _PROGRAMS or name.startswith(b"lib") or b"-linux-" in name:
