@@ -37,21 +37,23 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
+def _process(pid: int) -> tuple[int, int, int]:
+    """Return parent, resident pages and CPU ticks of a process."""
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+        # The name in brackets may hold brackets and spaces.
+        cells = file.read().rpartition(b")")[2].split()
+    # With those of children that were waited for.
+    ticks = sum(int(cell) for cell in cells[11:15])
+    return int(cells[1]), int(cells[21]), ticks
+
+
 def _processes() -> dict[int, tuple[int, int, int]]:
-    """Return parent, resident pages and CPU ticks of every process by its number."""
+    """Return the same of every process by its number."""
     found = {}
     for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                # The name in brackets may hold brackets and spaces.
-                cells = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        # With those of children that were waited for.
-        ticks = sum(int(cell) for cell in cells[11:15])
-        found[int(name)] = (int(cells[1]), int(cells[21]), ticks)
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                found[int(name)] = _process(int(name))
     return found
 
 
@@ -69,6 +71,29 @@ def _family() -> dict[int, tuple[int, int]]:
     for pid in queue:
         family[pid] = every[pid][1:]
         queue += children.get(pid, ())
+    return family
+
+
+def _listed() -> dict[int, tuple[int, int]]:
+    """Return our descendants as the kernel lists them, process by process.
+
+    Other processes of the machine cost nothing then: measured with 94 of them, a look
+    takes 0.04 ms in place of 4 ms, 20 times a second beside what is timed. A list may
+    lack a process while another one of it ends: it is for looking, not for ending them.
+    """
+    family: dict[int, tuple[int, int]] = {}
+    queue = [os.getpid()]
+    for pid in queue:
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):
+                path = f"/proc/{pid}/task/{task}/children"
+                with open(path, "rb") as file:  # noqa: PTH123
+                    queue += map(int, file.read().split())
+            if pid != os.getpid():
+                family[pid] = _process(pid)[1:]
+        except OSError:  # it has ended; or the kernel has no such lists
+            if pid == os.getpid():
+                return _family()
     return family
 
 
@@ -195,7 +220,7 @@ def _watch(spec: dict[str, "object"], child: int) -> dict[str, "object"]:
         status = _reap(child)
         if status is not None:
             break
-        family = _family()
+        family = _listed()
         memory = sum(pages for pages, _ in family.values()) * _PAGE
         own = max(own, _own_seconds(family))
         load.take(own)

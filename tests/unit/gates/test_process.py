@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from gating import processes_of
-from support import until
+from support import program_environment, until
 
 from stackctl.gates import process
 from stackctl.gates.process import Stopped, Work, run
@@ -168,6 +168,35 @@ def test_no_process_survives_who_started_it(tmp_path, number):
     parent.send_signal(number)
     assert parent.wait(300) != 0
     until(lambda: not processes_of(tmp_path))
+
+
+LISTS = """
+import subprocess, sys, time
+from pathlib import Path
+from stackctl.gates import launch
+launch._prctl(launch._SET_CHILD_SUBREAPER, 1)
+child = subprocess.Popen(["sh", "-c", *sys.argv[1:]])
+# Three shells, and the sleep that each of them gets to.
+while len(launch._listed()) < 6:
+    time.sleep(0.02)
+listed, every = launch._listed(), launch._family()
+launch._end_all(child.pid, None, 0.0)
+child.returncode = 0  # waited for above
+print(child.pid in listed, set(listed) == set(every), len(launch._family()))
+"""
+
+
+def test_the_kernel_s_lists_show_the_same_processes(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LISTS, FORKS_AT_ONCE, str(tmp_path)],
+        cwd=tmp_path,
+        env=program_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "True True 0\n", done.stderr
+    assert processes_of(tmp_path) == []
 
 
 def test_foreign_load_is_not_our_own(tmp_path):
