@@ -178,12 +178,10 @@ class Startup:
             elif node.children and _is_cache(folder.rpartition(b"/")[2], name):
                 self._caches.append(path)
         # A package root tells where its siblings are, whatever that folder is called.
-        for comparison in comparisons:
-            if comparison.root.kind == PACKAGE:
-                parent = comparison.real_path.rpartition(b"/")[0]
-                found = view.lookup(parent).node
-                if found is not None and found.kind == "d":
-                    self._packages.setdefault(parent, found)
+        for place in self._named_places():
+            at = view.lookup(place.rpartition(b"/")[0])
+            if at.node is not None and at.node.kind == "d":
+                self._packages.setdefault(at.path, at.node)
 
     def _find_links(self, path: bytes, name: bytes, node: Node) -> None:
         """Note the places that only a link in a folder calls by their name."""
@@ -444,13 +442,22 @@ class Startup:
 
         A command that is a script finds modules beside itself before all others.
         """
+        for place in self._named_places():
+            # prefix/lib/python3.N/site-packages/name
+            parts = place.split(b"/")
+            if len(parts) >= 4 and parts[-2] in PACKAGES_FOLDERS:
+                yield b"/".join([b"", *parts[:-4], b"bin"])
+
+    def _named_places(self) -> Iterator[bytes]:
+        """Yield where the roots' packages are, and where a link to one stands."""
         for comparison in self._comparisons:
             if comparison.root.kind != PACKAGE:
                 continue
-            # prefix/lib/python3.N/site-packages/name
-            parts = _package_of(comparison).split(b"/")
-            if len(parts) >= 4 and parts[-2] in PACKAGES_FOLDERS:
-                yield b"/".join([b"", *parts[:-4], b"bin"])
+            yield comparison.real_path
+            yield _package_of(comparison)
+            literal = comparison.root.path.encode("utf-8", "surrogateescape")
+            folder, _, name = literal.rstrip(b"/").rpartition(b"/")
+            yield self._view.lookup(folder).path + b"/" + name
 
     def _zips(self) -> Iterator[bytes]:
         """Yield archives that Python looks into before its own library."""

@@ -258,6 +258,23 @@ PLACES = {
         root="/opt/venv/lib/python3.11/site-packages/demo",
         base=tree_layer(DEMO.package(), "opt/venv/lib/python3.11/site-packages"),
     ),
+    **{
+        f"{what} where a package is a link": over(
+            code,
+            layer.symlink(f"{SITE}/demo", "/opt/src/demo"),
+            base=tree_layer(DEMO.package(), "opt/src"),
+        )
+        for what, layer, code in (
+            ("nothing", Tar(), ""),
+            (
+                "a command",
+                Tar().file("usr/bin/demo", "x", mode=0o755),
+                "console-script",
+            ),
+            ("a module", Tar().file("usr/bin/json.py", "x"), "shadowed-import"),
+            ("a start-up file", Tar().file("opt/src/x.pth", "import x"), "pth-file"),
+        )
+    },
     "a copy in a library behind a link": over(
         "second-copy",
         Tar()
