@@ -40,6 +40,7 @@ from stackctl.image.layout import check_layout_version, choose_by_tag, read_file
 from stackctl.image.limits import Limits
 from stackctl.image.platform import Platform
 from stackctl.image.source import (
+    REF_NAME,
     Descriptor,
     Image,
     Layer,
@@ -56,7 +57,8 @@ from stackctl.image.view import show
 _MAX_MEMBERS = 20_000
 _MAX_LINKS = 8
 _BLOB_NAME = re.compile(r"blobs/(sha256)/([0-9a-f]{64})")
-_CONFIG_NAME = re.compile(r"([0-9a-f]{64})\.json")
+#: As Docker and skopeo name a config, and as crane, ko and kaniko do.
+_CONFIG_NAME = re.compile(r"([0-9a-f]{64})\.json|sha256:([0-9a-f]{64})")
 _POSITION = re.compile(r"[0-9]{1,9}")
 #: By which Docker with the containerd store names what it loads.
 _DOCKER_NAME = "io.containerd.image.name"
@@ -457,21 +459,38 @@ def load_oci_archive(
         AmbiguousImageError: It is one of `docker save` too, with another image.
     """
     layout = ArchiveLayout(archive, limits, what)
-    image = Resolver(layout, limits, platform).resolve(layout.roots(tag))
+    roots = layout.roots(tag)
+    image = Resolver(layout, limits, platform).resolve(roots)
     if not archive.has("manifest.json"):
         return image
     own = Resolver(layout, limits, None).configs(
         [Descriptor(image.digest)], image.platform
     )
-    others = _docker_configs(archive, limits, image.platform)
+    names = {
+        _full_tag(str(root.annotations[key]))
+        for root in roots
+        for key in (_DOCKER_NAME, REF_NAME)
+        if key in root.annotations
+    }
+    others = _docker_configs(archive, limits, image.platform, names)
     if others and not own & others:
         raise _two_tables(what, others, own)
     return image
 
 
-def _docker_configs(archive: Archive, limits: Limits, platform: Platform) -> set[str]:
-    """Return the configs that `manifest.json` lists for a platform."""
+def _docker_configs(
+    archive: Archive, limits: Limits, platform: Platform, names: set[str]
+) -> set[str]:
+    """Return the configs that `manifest.json` lists for a platform.
+
+    Args:
+        archive: The archive.
+        limits: Bounds of documents.
+        platform: The platform.
+        names: If it has some of these tags, only what it has them at counts.
+    """
     found = set()
+    named = set()
     try:
         data = read_small(
             archive.open("manifest.json"), limits.manifest, "manifest.json"
@@ -485,11 +504,15 @@ def _docker_configs(archive: Archive, limits: Limits, platform: Platform) -> set
             except DigestError:
                 continue
             if config_platform(parse_config(raw, f"config {name}")).same(platform):
-                found.add("sha256:" + hashlib.sha256(raw).hexdigest())
+                digest = "sha256:" + hashlib.sha256(raw).hexdigest()
+                found.add(digest)
+                tags = documents.as_list(entry.get("RepoTags"), "RepoTags")
+                if names & {_full_tag(str(tag)) for tag in tags}:
+                    named.add(digest)
     except ImageFormatError:
         # Docker refuses such a list and whatever is beside it.
         return set()
-    return found
+    return named or found
 
 
 def _two_tables(what: str, listed: set[str], indexed: set[str]) -> AmbiguousImageError:

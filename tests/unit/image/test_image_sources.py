@@ -13,6 +13,7 @@ from images import (
     OCI_INDEX,
     OCI_MANIFEST,
     PACKAGE_ROOT,
+    REF_NAME,
     SITE,
     Built,
     Demo,
@@ -322,3 +323,48 @@ def test_archive_that_changes_between_two_passes(tmp_path: Path, packed: str) ->
         progress=Swap(),
     )
     assert (report.verdict, report.exit_code) == ("unverifiable", 4)
+
+
+@pytest.mark.parametrize("packed", PACKED)
+@pytest.mark.parametrize("right", [True, False])
+def test_config_as_crane_names_it(tmp_path: Path, packed: str, right: bool) -> None:
+    layer = f"{GOOD.layers[0][7:]}.tar.gz"
+    listed = [{"Config": GOOD.config, "RepoTags": ["a:1"], "Layers": [layer]}]
+    files = {
+        GOOD.config: GOOD.blobs[GOOD.config] + b" " * (not right),
+        layer: GOOD.blobs[GOOD.layers[0]],
+        "manifest.json": json.dumps(listed).encode(),
+    }
+    path = tmp_path / "archive"
+    path.write_bytes(PACKED[packed](archive_of(files)))
+    report = ask(tmp_path, f"docker-archive:{path}")
+    wrong = ("unverifiable", 4, "digest-mismatch")
+    assert answer(report) == (("match", 0, "equal") if right else wrong)
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+@pytest.mark.parametrize("key", [REF_NAME, "io.containerd.image.name"])
+def test_tags_of_two_images_in_two_tables(
+    tmp_path: Path, key: str, swapped: bool
+) -> None:
+    tags = {"a:1": GOOD, "b:1": EVIL}
+    listed = dict(zip(tags, (EVIL, GOOD), strict=True)) if swapped else tags
+    files = layout_files(
+        [GOOD, EVIL],
+        [
+            image.descriptor(annotations={REF_NAME: tag, key: tag})
+            for tag, image in tags.items()
+        ],
+    )
+    files["manifest.json"] = json.dumps(
+        [
+            {
+                "Config": "blobs/" + image.config.replace(":", "/"),
+                "RepoTags": [tag],
+                "Layers": ["blobs/" + image.layers[0].replace(":", "/")],
+            }
+            for tag, image in listed.items()
+        ]
+    ).encode()
+    report = in_archive(tmp_path, files, tag="a:1")
+    assert report.verdict == ("unverifiable" if swapped else "match")
