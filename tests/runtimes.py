@@ -10,9 +10,10 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 #: Kind, permission bits, and content digest or link target by path.
 Tree = dict[bytes, tuple[str, int, bytes]]
@@ -98,6 +99,28 @@ class Podman:
         return tree
 
 
+def _chain(diff_ids: Iterable[str]) -> str:
+    """Return the name of what some layers give."""
+    chain = ""
+    for diff_id in diff_ids:
+        both = f"{chain} {diff_id}".encode()
+        chain = f"sha256:{hashlib.sha256(both).hexdigest()}" if chain else diff_id
+    return chain
+
+
+def _top_snapshot(layout: Path) -> tuple[str, str]:
+    """Return the digest of a layout's only manifest, and the name of its layers."""
+
+    def read(digest: str) -> dict[str, Any]:
+        path = layout / "blobs" / digest.replace(":", "/")
+        document: dict[str, Any] = json.loads(path.read_bytes())
+        return document
+
+    (entry,) = json.loads((layout / "index.json").read_bytes())["manifests"]
+    config = read(read(entry["digest"])["config"]["digest"])
+    return entry["digest"], _chain(config["rootfs"]["diff_ids"])
+
+
 class Containerd:
     """A containerd of our own on a socket of our own."""
 
@@ -128,8 +151,6 @@ class Containerd:
         archive = self._work / "c.tar"
         run("tar", "-cf", str(archive), "-C", str(layout), ".")
         name = "test.invalid/image:latest"
-        mount = self._work / "c-mount"
-        mount.mkdir(exist_ok=True)
         try:
             self.run(
                 "images",
@@ -140,18 +161,23 @@ class Containerd:
                 "--all-platforms",
                 str(archive),
             )
-            self.run("images", "mount", "--snapshotter", snapshotter, name, str(mount))
+            # `ctr images mount` takes a snapshotter and does not use it.
+            snapshots = ("snapshots", "--snapshotter", snapshotter)
+            manifest, top = _top_snapshot(layout)
+            self.run(*snapshots, "unpack", "--snapshotter", snapshotter, manifest)
+            mount = self._work / "c-mount"
+            mount.mkdir(exist_ok=True)
+            # Not `view`, which would be collected as garbage.
+            self.run(*snapshots, "prepare", "seen", top)
             try:
-                return read_tree(mount)
+                command = self.run(*snapshots, "mounts", str(mount), "seen")
+                run("sh", "-c", command)
+                try:
+                    return read_tree(mount)
+                finally:
+                    run("umount", str(mount))
             finally:
-                self.run(
-                    "images",
-                    "unmount",
-                    "--rm",
-                    "--snapshotter",
-                    snapshotter,
-                    str(mount),
-                )
+                self.run(*snapshots, "rm", "seen")
         finally:
             names = self.run("images", "ls", "-q").split()
             if names:
@@ -213,12 +239,7 @@ class Docker:
         self.run("load", "-q", "-i", str(archive))
         try:
             stated = self.run("image", "inspect", "-f", "{{json .RootFS.Layers}}", name)
-            chain = ""
-            for diff_id in json.loads(stated):
-                both = f"{chain} {diff_id}".encode()
-                chain = (
-                    f"sha256:{hashlib.sha256(both).hexdigest()}" if chain else diff_id
-                )
+            chain = _chain(json.loads(stated))
             data = self._short / "data"
             facts = data / "image/vfs/layerdb" / chain.replace(":", "/")
             return read_tree(data / "vfs/dir" / (facts / "cache-id").read_text())
