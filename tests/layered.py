@@ -175,6 +175,9 @@ CASES: dict[str, Case] = {
         T().folder("d").folder("d/q/p").opaque("d"),
         alone=True,
     ),
+    "opaque-behind-a-symlink": doubt(
+        "opaque-behind-symlink", T().folder("d").symlink("q", "d").opaque("q")
+    ),
     "opaque-root": doubt("opaque-root", T().opaque("").file("n", "n")),
     # One type in place of another.
     "file-over-folder": Case((T().file("d", "F"),), {"d": "F", "d/k": None}),

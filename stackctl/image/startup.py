@@ -704,10 +704,8 @@ def is_startup_name(path: bytes) -> bool:
     parent = folder.rpartition(b"/")[2]
     if name == entrypoints.FILE and parent.endswith((b".dist-info", b".egg-info")):
         return True
-    if parent in PACKAGES_FOLDERS and (
-        name.endswith(b".pth") or name.partition(b".")[0] in _CUSTOMIZE
-    ):
-        return True
-    if name in PACKAGES_FOLDERS or name == b"pyvenv.cfg":
+    # All of it: which packages there are, and so which are imported, is in doubt.
+    parts = path.split(b"/")
+    if name == b"pyvenv.cfg" or any(part in PACKAGES_FOLDERS for part in parts):
         return True
     return parent == b"bin" and bool(entrypoints.INTERPRETER.fullmatch(name))

@@ -665,6 +665,14 @@ class Applier:
     ) -> None:
         assert parent.children is not None
         if base == _OPAQUE:
+            if not self._direct:
+                self._doubt(
+                    "opaque-behind-symlink",
+                    [at],
+                    "Docker passes over an opaque marker behind a symlink, and podman "
+                    "refuses it",
+                    "containerd and umoci remove what lower layers have there",
+                )
             removed = self._clear(parent, at)
             if parent is self.view.root and removed:
                 self._doubt(
@@ -686,6 +694,8 @@ class Applier:
             )
             return
         path = at + b"/" + name if at else name
+        if path in self._whiteouts:
+            self.view.duplicates.append(path)
         node = parent.children.get(name)
         lower = node is not None and node.layer != self._layer
         self._whiteouts[path] = (

@@ -271,6 +271,17 @@ CASES = {
             Tar().device("opt", 0, 0).hardlink(f"{SITE}/x.pth", "opt"),
         ),
     ),
+    "an added module below, hidden behind a symlink": Case(
+        "unverifiable",
+        (
+            tree_layer({**DEMO.package(), "demo/evil.py": EVIL}, SITE),
+            Tar().raw(BASE[:-1024]).symlink("opt", f"/{SITE}/demo").opaque("opt"),
+        ),
+    ),
+    "another package that is not the same for all": over(
+        "unverifiable",
+        Tar().file(f"{SITE}/other/a/b.py", "b").whiteout(f"{SITE}/other/a/b.py"),
+    ),
     "a global path and files elsewhere": over(
         "match",
         Tar().pax((b"path", b"opt/a"), kind=b"g").file("opt/b", "b"),
