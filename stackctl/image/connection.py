@@ -15,6 +15,8 @@ import requests.adapters
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
+_LATE = "the head of the answer is not there in time"
+
 
 class _Bounded:
     """Gives up an answer whose head is not there within the read timeout."""
@@ -40,11 +42,15 @@ class _Bounded:
         timer.start()
         try:
             response = super().getresponse()  # type: ignore[misc]
+        except OSError as exc:
+            if late.is_set():
+                raise TimeoutError(_LATE) from exc
+            raise
         finally:
             timer.cancel()
         if late.is_set():
             response.close()
-            raise TimeoutError("the head of the answer does not end")
+            raise TimeoutError(_LATE)
         return response
 
 

@@ -61,10 +61,43 @@ class _NoNetrc(requests.auth.AuthBase):
 class _RetryError(Exception):
     """An attempt failed in a way that may pass."""
 
-    def __init__(self, error: RegistryError, wait: float | None = None) -> None:
+    def __init__(
+        self,
+        error: RegistryError,
+        wait: float | None = None,
+        cause: BaseException | None = None,
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         self.wait = wait
+        self.late = any(isinstance(e, TimeoutError) for e in _chain(cause))
+
+
+class _Attempts:
+    """Counts the attempts for one thing, and waits between them.
+
+    Who does not answer in time has taken a minute, and so is asked half as often.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._used = 0
+
+    def failed(self, exc: _RetryError, *, progress: bool = False) -> None:
+        """Take note of a failure, and wait before the next attempt.
+
+        Args:
+            exc: How the attempt failed.
+            progress: Whether it brought something; that earns new attempts.
+
+        Raises:
+            RegistryError: There are no attempts left.
+        """
+        self._used = 0 if progress else self._used + 1 + exc.late
+        if self._used >= self._transport.tries:
+            raise exc.error from None
+        pause = exc.wait if exc.wait is not None else 0.5 * 2**self._used
+        self._transport.sleep(min(pause, self._transport.longest_wait))
 
 
 class Registry:
@@ -184,7 +217,7 @@ class Registry:
         self, descriptor: Descriptor, url: str, codings: set[str]
     ) -> Iterator[bytes]:
         done = 0
-        attempt = 0
+        attempts = _Attempts(self._transport)
         while True:
             before = done
             try:
@@ -193,33 +226,24 @@ class Registry:
                     yield chunk
                 return
             except _RetryError as exc:
-                # Progress earns new attempts, but not without end.
-                attempt = 0 if done - before > 1 << 20 else attempt + 1
-                if attempt >= self._transport.tries:
-                    raise exc.error from None
-                self._pause(attempt, exc.wait)
+                attempts.failed(exc, progress=done - before > 1 << 20)
 
     def _small(self, url: str, codings: set[str]) -> bytes:
-        for attempt in range(self._transport.tries):
+        attempts = _Attempts(self._transport)
+        while True:
             try:
                 data = read_small(
                     self._stream(url, _ACCEPT, codings), self._limits.manifest, url
                 )
                 if data:
                     return data
-                error = self._error(
-                    "it answers with nothing", url, kind="registry-truncated"
+                raise _RetryError(
+                    self._error(
+                        "it answers with nothing", url, kind="registry-truncated"
+                    )
                 )
-                wait = None
             except _RetryError as exc:
-                error, wait = exc.error, exc.wait
-            if attempt + 1 < self._transport.tries:
-                self._pause(attempt + 1, wait)
-        raise error from None
-
-    def _pause(self, attempt: int, wait: float | None) -> None:
-        pause = wait if wait is not None else 0.5 * 2**attempt
-        self._transport.sleep(min(pause, self._transport.longest_wait))
+                attempts.failed(exc)
 
     def _stream(
         self,
@@ -283,7 +307,7 @@ class Registry:
                     )
                 )
         except (urllib3.exceptions.HTTPError, OSError) as exc:
-            raise _RetryError(self._error(_reason(exc), url)) from None
+            raise _RetryError(self._error(_reason(exc), url), cause=exc) from None
         finally:
             response.close()
 
@@ -365,7 +389,7 @@ class Registry:
                 "if this registry has none",
             ) from None
         except requests.exceptions.RequestException as exc:
-            raise _RetryError(self._error(_reason(exc), url)) from None
+            raise _RetryError(self._error(_reason(exc), url), cause=exc) from None
         except (urllib3.exceptions.HTTPError, UnicodeError, ValueError) as exc:
             raise self._error(_reason(exc), url) from None
 
@@ -472,14 +496,12 @@ class Registry:
                 )
         scope = f"repository:{self._reference.repository}:pull"
         service = fields.get("service", "")
-        for attempt in range(self._transport.tries):
+        attempts = _Attempts(self._transport)
+        while True:
             try:
                 return self._ask_token(realm, service, scope, credentials, url)
             except _RetryError as exc:
-                error = exc.error
-                if attempt + 1 < self._transport.tries:
-                    self._pause(attempt + 1, exc.wait)
-        raise error from None
+                attempts.failed(exc)
 
     def _ask_token(
         self,
@@ -523,7 +545,7 @@ class Registry:
             )
             answer = json.loads(body)
         except (urllib3.exceptions.HTTPError, OSError) as exc:
-            raise _RetryError(self._error(_reason(exc), realm)) from None
+            raise _RetryError(self._error(_reason(exc), realm), cause=exc) from None
         except (ValueError, RecursionError, LimitError):
             answer = None
         finally:
@@ -638,10 +660,15 @@ def _is_local(host: str) -> bool:
     return host == "localhost" or host.endswith((".localhost", ".local", ".internal"))
 
 
+def _chain(exc: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and what it came of."""
+    while exc is not None:
+        yield exc
+        exc = exc.__cause__ or exc.__context__
+
+
 def _reason(exc: Exception) -> str:
-    cause: BaseException = exc
-    while cause.__cause__ or cause.__context__:
-        cause = cause.__cause__ or cause.__context__ or cause
+    cause = [*_chain(exc)][-1]
     return f"{type(cause).__name__}: {cause}"[:300]
 
 

@@ -577,3 +577,20 @@ def test_file_without_certificates(client: Client, tmp_path: Path) -> None:
         assert answer(report) == ("unverifiable", 3, "bad-ca-file")
         assert str(path) in str(report.reason["message"])
         path.write_text("no certificate")
+
+
+@pytest.mark.parametrize(("silent", "asked"), [(True, 2), (False, 4)])
+def test_who_is_silent_is_asked_half_as_often(
+    client: Client, demo: FakeRegistry, silent: bool, asked: int
+) -> None:
+    def answer_late(handler: Any, body: bytes) -> bool:
+        if silent:
+            time.sleep(1)
+        handler.close_connection = True
+        return True
+
+    with demo:
+        demo.faults["manifests/"] = answer_late
+        report = client.verify(demo.reference, read_seconds=0.3)
+        assert len(demo.seen) == asked
+    assert (report.verdict, report.exit_code) == ("unverifiable", 6)
