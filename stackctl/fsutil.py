@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from stackctl.errors import InputError
+from stackctl.interrupts import Hold
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -123,8 +124,11 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
             (`not-writable`); the old file is untouched and nothing is left behind.
     """
     temporary = path.with_name(f".{path.name}.stackctl-tmp")
+    hold = Hold()
     try:
-        fd = _own(temporary)
+        # Ctrl-C between the making of the file and the `try` would leave it.
+        hold.take()
+        fd = _own(temporary, hold)
         try:
             try:
                 _write_all(fd, data)
@@ -140,6 +144,8 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise _write_error(path, error) from None
+    finally:
+        hold.release()
 
 
 def remove_folder(folder: Path) -> None:
@@ -184,7 +190,7 @@ def refuse_link_out(project: Path, folder: Path) -> None:
         )
 
 
-def _own(temporary: Path) -> int:
+def _own(temporary: Path, hold: Hold) -> int:
     """Return a descriptor of an empty temporary file that only this call writes."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     for _ in range(_ATTEMPTS):
@@ -196,7 +202,7 @@ def _own(temporary: Path) -> int:
             temporary.unlink(missing_ok=True)  # a link or a socket of that name
             continue
         try:
-            _lock(fd)
+            _lock(fd, hold)
             ours = os.fstat(fd)
             try:
                 named = os.stat(temporary, follow_symlinks=False)
@@ -215,10 +221,16 @@ def _own(temporary: Path) -> int:
     raise OSError(errno.EBUSY, "the temporary file stays taken", str(temporary))
 
 
-def _lock(fd: int) -> None:
+def _lock(fd: int, hold: Hold) -> None:
     """Wait for the exclusive lock, where the file system has locks."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # The file is another writer's; waiting for that one can be interrupted.
+            hold.release()
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            hold.take()
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

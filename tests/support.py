@@ -7,14 +7,17 @@ does not share our code.
 
 import contextlib
 import io
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -380,6 +383,41 @@ def until(
         assert alive, "the process ended before it was so"
         assert time.monotonic() < limit, f"not so within {seconds:g} s"
         time.sleep(0.02)
+
+
+def interruptions(file: str | None, action: Callable[[], object]) -> Iterator[bool]:
+    """Do something again and again, interrupted at each line of a source file in turn.
+
+    Args:
+        file: The source file.
+        action: What to do.
+
+    Yields:
+        After each time, whether it was interrupted; the last time it was not.
+    """
+    for number in itertools.count(1):
+        passed = 0
+
+        def trace(frame: FrameType, event: str, _: object, at: int = number) -> Any:
+            nonlocal passed
+            if frame.f_code.co_filename != file:
+                return None
+            passed += event == "line"
+            if event == "line" and passed == at:
+                signal.raise_signal(signal.SIGINT)
+            return trace
+
+        before, interrupted = sys.gettrace(), False
+        sys.settrace(trace)
+        try:
+            action()
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(before)
+        yield interrupted
+        if passed < number:
+            return
 
 
 def program_environment(**extra: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 from stackctl.errors import PinError
 from stackctl.git.objects import TREE, object_id
+from stackctl.interrupts import Hold
 
 OFS_DELTA = 6
 REF_DELTA = 7
@@ -415,8 +416,14 @@ class PackWriter:
         return len(self._entries)
 
     def _open(self) -> None:
-        descriptor, self._temporary = _locked_temporary(self._folder)
-        self._file = os.fdopen(descriptor, "w+b", buffering=0)
+        hold = Hold()
+        try:
+            # Ctrl-C in between would leave a file that nobody knows.
+            hold.take()
+            descriptor, self._temporary = _locked_temporary(self._folder)
+            self._file = os.fdopen(descriptor, "w+b", buffering=0)
+        finally:
+            hold.release()
         self._emit(struct.pack(">4sII", b"PACK", 2, 0))
 
     def _emit(self, data: bytes) -> None:
@@ -588,19 +595,24 @@ class PackWriter:
             )
         )
         body += sha1(body, usedforsecurity=False).digest()
-        descriptor, name = _locked_temporary(self._folder)
+        hold = Hold()
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(body)
-                file.flush()
-                os.fchmod(file.fileno(), 0o444)
-                os.fsync(file.fileno())
-                # git opens the pack that an index names: data must be there first.
-                os.replace(self._temporary, pack)
-                os.replace(name, index)
-        except BaseException:
-            name.unlink(missing_ok=True)
-            raise
+            hold.take()
+            descriptor, name = _locked_temporary(self._folder)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(body)
+                    file.flush()
+                    os.fchmod(file.fileno(), 0o444)
+                    os.fsync(file.fileno())
+                    # git opens the pack that an index names: data must be there first.
+                    os.replace(self._temporary, pack)
+                    os.replace(name, index)
+            except BaseException:
+                name.unlink(missing_ok=True)
+                raise
+        finally:
+            hold.release()
 
 
 def _locked_temporary(folder: Path) -> tuple[int, Path]:

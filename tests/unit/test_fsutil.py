@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from support import interruptions
 
 from stackctl import fsutil
 from stackctl.errors import InputError
@@ -184,6 +185,19 @@ def test_a_killed_writer_leaves_no_trace_after_the_next(tmp_path: Path) -> None:
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
     assert names(tmp_path) == ["f"]
+
+
+def test_an_interruption_at_any_point_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+    contents = set()
+    for interrupted in interruptions(
+        fsutil.__file__, lambda: write_atomic(path, b"new")
+    ):
+        assert names(tmp_path) == ["f"]
+        contents.add((interrupted, path.read_bytes()))
+        path.write_bytes(b"old")
+    assert contents == {(True, b"old"), (True, b"new"), (False, b"new")}
 
 
 def test_read_up_to_the_limit(tmp_path: Path) -> None:

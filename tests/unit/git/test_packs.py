@@ -8,9 +8,10 @@ import zlib
 from pathlib import Path
 
 import pytest
-from support import git
+from support import git, interruptions
 
 from stackctl.errors import PinError
+from stackctl.git import packs
 from stackctl.git.objects import BLOB, COMMIT, TREE, object_id
 from stackctl.git.packs import (
     MAX_CHAIN,
@@ -286,3 +287,24 @@ def test_a_writer_takes_an_object_once(tmp_path: Path) -> None:
     assert writer.add(BLOB, b"x") == first
     assert len(writer) == 1
     writer.abort()
+
+
+def test_an_interruption_at_any_point_leaves_no_part_of_a_pack(tmp_path: Path) -> None:
+    def write() -> None:
+        writer = PackWriter(tmp_path / "pack")
+        try:
+            for number in range(3):
+                writer.add(BLOB, b"%d" % number)
+            writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+
+    found = set()
+    for interrupted in interruptions(packs.__file__, write):
+        kinds = tuple(sorted(path.suffix for path in tmp_path.glob("pack/*")))
+        found.add((interrupted, kinds))
+        for path in tmp_path.glob("pack/*"):
+            path.unlink()
+    both = (".idx", ".pack")
+    assert found == {(True, ()), (True, both), (False, both)}
