@@ -525,7 +525,8 @@ class Registry:
                 },
             )
         else:
-            query = urllib.parse.urlencode({"service": service, "scope": scope})
+            named = {"service": service} if service else {}
+            query = urllib.parse.urlencode({**named, "scope": scope})
             joint = "&" if urllib.parse.urlsplit(realm).query else "?"
             headers = {"Authorization": _basic(credentials)} if credentials else {}
             response = self._send("GET", f"{realm}{joint}{query}", headers)
