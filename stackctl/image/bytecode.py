@@ -35,6 +35,9 @@ _MAX_DEPTH = 200
 _MAX_OBJECTS = 4_000_000
 #: Last second that every file system can record.
 _LAST_SECOND = (1 << 31) - 1
+#: Kinds of rows in a table of locations (CPython's `Objects/locations.md`): short ones
+#: below, then those of one line, and those without columns, in full, and of no place.
+_ONE_LINE, _NO_COLUMNS, _LONG, _NO_LOCATION = 10, 13, 14, 15
 #: Modification time of a file whose time is not known; any bytecode may fit it.
 UNKNOWN_TIME = -1
 
@@ -182,7 +185,8 @@ def recorded_name(body: bytes, base: str) -> str:
 def fingerprint(data: bytes, *, instructions: bool = True) -> bytes:
     """Return a digest of marshalled code that only depends on the code.
 
-    File names and reference flags do not count.
+    File names and reference flags do not count, nor do the columns of instructions,
+    which are left out where `PYTHONNODEBUGRANGES` is set.
 
     Args:
         data: Marshalled code.
@@ -209,6 +213,8 @@ class _Reader:
         self._instructions = instructions
         self.pos = 0
         self._refs: list[bytes] = []
+        # Where bytes stand that a reference may be to.
+        self._bytes: dict[int, tuple[int, int]] = {}
         self._objects = 0
 
     def _take(self, size: int) -> bytes:
@@ -239,7 +245,10 @@ class _Reader:
             slot = len(self._refs)
             # Its place is taken before its parts are read, as the writer does.
             self._refs.append(b"")
+        start = self.pos + 4
         value = self._value(kind, depth)
+        if kind == "s" and slot >= 0:
+            self._bytes[slot] = (start, self.pos)
         if len(value) > 40:
             value = b"#" + hashlib.sha256(value).digest()
         if slot >= 0:
@@ -295,7 +304,66 @@ class _Reader:
         for field in range(10):
             if field == 8:
                 out.append(self._take(4))
+            start = self.pos
             value = self.read(depth + 1)
-            if field not in self._passed:
-                out.append(b"%d:" % len(value) + value)
+            if field in self._passed:
+                continue
+            if field == 8:
+                value = self._lines(start) or value
+            out.append(b"%d:" % len(value) + value)
         return b"".join(out)
+
+    def _lines(self, start: int) -> bytes:
+        """Return the lines of a table of locations, or nothing if it is none.
+
+        Args:
+            start: Where the object of the table begins that was just read.
+        """
+        kind = chr(self._data[start] & ~_FLAG_REF)
+        begin, end = start + 5, self.pos
+        if kind == "r":
+            index = int.from_bytes(self._data[start + 1 : start + 5], "little")
+            begin, end = self._bytes.get(index, (0, 0))
+        elif kind != "s":
+            return b""
+        table = self._data[begin:end]
+        lines = hashlib.sha256()
+        line = pos = 0
+        try:
+            while pos < len(table):
+                first = table[pos]
+                pos += 1
+                if not first & 0x80:
+                    return b""
+                row, units = first >> 3 & 15, (first & 7) + 1
+                if row == _NO_LOCATION:
+                    lines.update(b"-" * units)
+                    continue
+                if row >= _NO_COLUMNS:
+                    delta, pos = _varint(table, pos)
+                    line += -(delta >> 1) if delta & 1 else delta >> 1
+                    for _ in range(3 if row == _LONG else 0):
+                        _, pos = _varint(table, pos)
+                elif row >= _ONE_LINE:
+                    line += row - _ONE_LINE
+                    pos += 2
+                else:
+                    pos += 1
+                lines.update((b"%d," % line) * units)
+        except IndexError:
+            return b""
+        return lines.digest() if pos == len(table) else b""
+
+
+def _varint(data: bytes, pos: int) -> tuple[int, int]:
+    """Return a number of a table of locations, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[pos]
+        pos += 1
+        value |= (byte & 63) << shift
+        if not byte & 64:
+            return value, pos
+        shift += 6
+        if shift > 30:
+            raise IndexError("a number that no line has")

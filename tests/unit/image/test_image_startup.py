@@ -9,6 +9,8 @@ import hashlib
 import importlib.util
 import marshal
 import struct
+import subprocess
+import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 from images import PACKAGE_ROOT, SITE, Demo, Tar, build_image, tree_layer, write_layout
 
+from stackctl.image.bytecode import compare_code
 from stackctl.image.entrypoints import read_launcher
 from stackctl.image.expectation import folder_tree
 from stackctl.image.platform import Platform
@@ -801,3 +804,33 @@ def test_bytecode_of_a_source_that_is_a_link(tmp_path: Path) -> None:
 def test_hostile_command_is_only_read(text: bytes, place: str) -> None:
     body = HEAD.encode() + place.encode().replace(b"%b", text) + b"\n"
     assert read_launcher(body) is None
+
+
+def test_bytecode_without_columns(tmp_path: Path) -> None:
+    """What `PYTHONNODEBUGRANGES` leaves out tells where code is, not what it does."""
+    source = DEMO.files["demo/cli.py"]
+    (tmp_path / "cli.py").write_bytes(source)
+    outcomes = []
+    for text in (source, source.replace(b"0", b"1"), source.replace(b":", b":\n")):
+        (tmp_path / "cli.py").write_bytes(text)
+        done = subprocess.run(
+            [sys.executable, "-X", "no_debug_ranges", "-m", "py_compile", "cli.py"],
+            cwd=tmp_path,
+            check=True,
+        )
+        assert done.returncode == 0
+        (cache,) = (tmp_path / "__pycache__").glob("*.pyc")
+        data = cache.read_bytes()
+        assert len(data) < len(pyc(text, text))
+        outcomes.append(compare_code(data, source, "cli.py", 0))
+    assert outcomes == ["same", "different", "instructions"]
+
+
+def test_table_of_locations_that_is_none() -> None:
+    source = b"def f():\n    return 1\n"
+    code = compile(source, "x.py", "exec", dont_inherit=True)
+    outcomes = set()
+    for table in (b"", b"\x00", b"\xe8", b"\xe8" + b"\xff" * 5000, b"\x80", b"\xf0\0"):
+        data = bytes(16) + marshal.dumps(code.replace(co_linetable=table))
+        outcomes.add(compare_code(data, source, "x.py", 0))
+    assert outcomes == {"instructions"}
