@@ -63,18 +63,19 @@ def scratch_folder(parent: Path, prefix: str = "scratch-") -> Iterator[Path]:
     hold = Hold()
     folder, held = None, -1
     try:
-        hold.take()
-        folder, held = _make(parent, prefix)
-        hold.release()
-        yield folder
-    finally:
         try:
             hold.take()
-        finally:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(held)
+            folder, held = _make(parent, prefix)
             hold.release()
+            yield folder
+        finally:
+            hold.take()
+    finally:
+        # Also where Ctrl-C came just before it was held back.
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
+        hold.release()
 
 
 def _make(parent: Path, prefix: str) -> tuple[Path, int]:

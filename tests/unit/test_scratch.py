@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT
+from support import ROOT, interruptions
 
+from stackctl import scratch
 from stackctl.scratch import remove_dead, scratch_folder
 
 
@@ -24,6 +25,18 @@ def test_gone_at_the_end_and_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), scratch_folder(tmp_path / "s") as folder:
         raise KeyboardInterrupt
     assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_gone_wherever_it_is_interrupted(tmp_path: Path) -> None:
+    def use() -> None:
+        with scratch_folder(tmp_path) as folder:
+            (folder / "file").write_text("x")
+
+    seen = set()
+    for interrupted in interruptions(scratch.__file__, use):
+        assert os.listdir(tmp_path) == []
+        seen.add(interrupted)
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
