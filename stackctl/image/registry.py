@@ -43,6 +43,8 @@ from stackctl.image.transport import Transport
 _ACCEPT = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 #: A scheme, or a parameter of the scheme before it with its value.
 _CHALLENGE = re.compile(r'([A-Za-z][\w-]*)(?:\s*=\s*(?:"([^"]*)"|([^\s,"]+)))?')
+#: What may be secret in a URL: a signature in its query, a name and password.
+_SECRET = re.compile(r"\?[^\s'\"]*|(?<=//)[^\s/@?'\"]*@")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
@@ -398,9 +400,9 @@ class Registry:
         target, new = _split(source, location)
         why = ""
         if new is None:
-            why = f"a redirect to {location[:80]!r}"
+            why = f"a redirect to {_bare(location)!r}"
         elif new.scheme not in ("http", "https") or not new.hostname:
-            why = f"a redirect to {target[:80]!r}"
+            why = f"a redirect to {_bare(target)!r}"
         elif old.scheme == "https" and new.scheme != "https":
             why = f"a redirect from TLS to plain HTTP at {new.netloc}"
         elif _is_local(new.hostname) and not _is_local(old.hostname or ""):
@@ -470,11 +472,11 @@ class Registry:
             or target.scheme not in ("http", "https")
             or not target.hostname
         ):
-            raise self._error(f"its token service is {realm[:80]!r}", url)
+            raise self._error(f"its token service is {_bare(realm)!r}", url)
         credentials = self._credentials
         if target.scheme == "http" and not self._transport.plain_http:
             raise self._error(
-                f"its token service {realm[:80]!r} is without TLS",
+                f"its token service {_bare(realm)!r} is without TLS",
                 url,
                 kind="registry-auth",
             )
@@ -580,10 +582,10 @@ class Registry:
         hint: str | None = None,
     ) -> RegistryError:
         return RegistryError(
-            f"the registry {self._reference.host}: {why}",
+            f"the registry {self._reference.host}: {_SECRET.sub('', why)}",
             kind=kind,
             hint=hint or "check the name and the network, then try again",
-            where={"url": url.partition("?")[0]},
+            where={"url": _SECRET.sub("", url)},
         )
 
 
@@ -670,7 +672,12 @@ def _chain(exc: BaseException | None) -> Iterator[BaseException]:
 
 def _reason(exc: Exception) -> str:
     cause = [*_chain(exc)][-1]
-    return f"{type(cause).__name__}: {cause}"[:300]
+    return _bare(f"{type(cause).__name__}: {cause}", 300)
+
+
+def _bare(text: str, most: int = 80) -> str:
+    """Return a text without the queries and passwords of URLs in it."""
+    return _SECRET.sub("", text)[:most]
 
 
 def _default_ca(environ: Mapping[str, str]) -> str | bool:

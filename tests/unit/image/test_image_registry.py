@@ -594,3 +594,26 @@ def test_who_is_silent_is_asked_half_as_often(
         report = client.verify(demo.reference, read_seconds=0.3)
         assert len(demo.seen) == asked
     assert (report.verdict, report.exit_code) == ("unverifiable", 6)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://127.0.0.1:9/x?sig=top-secret",
+        "http://ann:top-secret@127.0.0.1:9/x",
+        "http://ann:top-secret@127.0.0.1:a/x",
+        "http://[::1/x?sig=top-secret",
+        "http://a b/x?sig=top-secret",
+        "http://ann:top-secret@a b/x",
+        "ftp://ann:top-secret@ex.org/x?sig=top-secret",
+        "http://nowhere.invalid/x?sig=top-secret",
+    ],
+)
+def test_signature_of_a_redirect_is_not_shown(
+    client: Client, demo: FakeRegistry, target: str
+) -> None:
+    with demo:
+        demo.faults["blobs/"] = redirect(target)
+        report = client.verify(demo.reference, tries=1)
+    assert report.exit_code == 6
+    assert "top-secret" not in json.dumps(report.document())
