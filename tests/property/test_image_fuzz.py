@@ -2,7 +2,9 @@
 """Readers of hostile bytes: whatever comes, an answer or a clear refusal."""
 
 import contextlib
+import gzip
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from images import (
     SITE,
     Demo,
     Tar,
+    archive_of,
     build_image,
     docker_archive,
     layout_files,
@@ -219,3 +222,60 @@ def test_layouts_are_not_left(tmp_path: Path) -> None:
     root = Root("demo", PACKAGE_ROOT, PACKAGE)
     report = verify(Request(f"oci:{folder}", [expected], (root,), environ={}))
     assert (report.exit_code, report.reason["code"]) == (3, "bad-digest")
+
+
+@st.composite
+def edited_layouts(draw: st.DrawFn) -> dict[str, bytes]:
+    """Draw a layout of which one statement is another, digests mended above it."""
+    image = build_image([tree_layer(Demo().package(), SITE)])
+    which = draw(st.sampled_from(["manifest", "index"]))
+    text = image.blobs[image.manifest].decode()
+    entry = image.descriptor()
+    change = st.sampled_from([-1, 0, 1, 10**9])
+    if which == "manifest":
+        document = json.loads(text)
+        part = draw(st.sampled_from([document["config"], document["layers"][0]]))
+    else:
+        document, part = None, entry
+    key = draw(st.sampled_from(["size", "digest", "mediaType"]))
+    if key == "size":
+        part[key] += draw(change)
+    elif key == "digest":
+        part[key] = draw(st.sampled_from([*image.blobs, sha256(b""), "sha512:0", ""]))
+    else:
+        part[key] = draw(st.sampled_from(["", "text/plain", part[key]]))
+    if document is not None:
+        data = json.dumps(document).encode()
+        del image.blobs[image.manifest]
+        image.manifest = sha256(data)
+        image.blobs[image.manifest] = data
+        entry = image.descriptor()
+    return layout_files([image], [entry])
+
+
+@quick
+@given(files=edited_layouts())
+def test_archive_has_one_answer_however_it_is_packed(
+    tmp_path: Path, files: dict[str, bytes]
+) -> None:
+    """Read in place, in one pass or from a folder: three readers, one answer."""
+    expected = folder_tree(Demo().write(tmp_path / "expected"))
+    data = archive_of(files)
+    (tmp_path / "plain").write_bytes(data)
+    (tmp_path / "packed").write_bytes(gzip.compress(data, 1))
+    folder = tmp_path / "folder"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_files(folder, files)
+    answers = set()
+    for reference in ("oci-archive:plain", "oci-archive:packed", "oci:folder"):
+        report = verify(
+            Request(
+                reference=reference,
+                expected=[expected],
+                roots=(Root("demo", PACKAGE_ROOT, PACKAGE),),
+                folder=tmp_path,
+                environ={},
+            )
+        )
+        answers.add((report.verdict, report.exit_code, report.reason["code"]))
+    assert len(answers) == 1
