@@ -116,6 +116,13 @@ _READERS = (
     ("runtimes", "container runtimes"),
     ("tar-programs", "tar programs as Python's and GNU's"),
 )
+_DOCKER = (("docker", "Docker and podman"), ("containerd", "containerd"))
+_DOCKER_UMOCI = (
+    ("docker", "Docker and podman"),
+    ("containerd", "containerd and umoci"),
+)
+_CONTAINERD = (("containerd", "containerd"), ("others", "the others"))
+_UMOCI = (("runtimes", "Docker, podman and containerd"), ("umoci", "umoci"))
 #: Entries behind a renaming global header that are told apart from the whole image.
 _MOST_RENAMED = 10_000
 #: Paths in doubts that may end; with more of them, further doubts stay.
@@ -413,8 +420,9 @@ class Applier:
                 self._doubt(
                     "global-header-name",
                     [found.path],
-                    "a global header named like a file removes it in Docker and podman",
-                    "containerd leaves the file alone",
+                    "remove the file that a global header is named like",
+                    "leaves the file alone",
+                    families=_DOCKER,
                 )
             return
         if not entry.name:
@@ -521,9 +529,10 @@ class Applier:
                 self._doubt(
                     "folder-lost",
                     [path],
-                    "Docker, podman and containerd refuse a layer that replaces the "
-                    "parent of a folder that it has named",
-                    "umoci replaces it",
+                    "refuse a layer that replaces the parent of a folder that it has "
+                    "named",
+                    "replaces it",
+                    families=_UMOCI,
                 )
                 return
 
@@ -651,8 +660,9 @@ class Applier:
             self._doubt(
                 "parent-dangling",
                 [at],
-                "Docker and podman refuse an entry behind a dangling symlink",
-                "containerd and umoci make the missing folder",
+                "refuse an entry behind a dangling symlink",
+                "make the missing folder",
+                families=_DOCKER_UMOCI,
             )
         elif not links:
             # Neighbours in an archive mostly lie in one folder.
@@ -669,9 +679,9 @@ class Applier:
                 self._doubt(
                     "opaque-behind-symlink",
                     [at],
-                    "Docker passes over an opaque marker behind a symlink, and podman "
-                    "refuses it",
-                    "containerd and umoci remove what lower layers have there",
+                    "pass over an opaque marker behind a symlink, or refuse it",
+                    "remove what lower layers have there",
+                    families=_DOCKER_UMOCI,
                 )
             removed = self._clear(parent, at)
             if parent is self.view.root and removed:
@@ -689,8 +699,9 @@ class Applier:
             self._doubt(
                 "bad-whiteout",
                 [at],
-                "containerd refuses the layer",
-                "others remove the folder that holds the whiteout",
+                "refuses the layer",
+                "remove the folder that holds the whiteout",
+                families=_CONTAINERD,
             )
             return
         path = at + b"/" + name if at else name
@@ -757,8 +768,9 @@ class Applier:
             self._doubt(
                 "hardlink-aufs",
                 [path],
-                "the link leads to an ordinary file of that name",
-                "Docker and podman pass over such files, or lose them",
+                "pass over files of such names, or lose them",
+                "follow the link to an ordinary file",
+                families=_DOCKER_UMOCI,
             )
         found = self.view.lookup(target, follow=False)
         if self._leaves_link(entry.link):
@@ -767,8 +779,9 @@ class Applier:
                 self._doubt(
                     "hardlink-dotdot",
                     [path],
-                    "Docker and podman drop '..' before they follow symlinks",
-                    "containerd follows symlinks first",
+                    "drop '..' before they follow symlinks",
+                    "follows symlinks first",
+                    families=_DOCKER,
                 )
         node = found.node
         if node is None:
@@ -808,9 +821,10 @@ class Applier:
             self._doubt(
                 "hardlink-mode",
                 [path, found.path],
-                "Docker and podman give the file the mode of the link's header",
-                "containerd keeps the mode of the file's own header",
+                "give the file the mode of the link's header",
+                "keeps the mode of the file's own header",
                 modes_only=True,
+                families=_DOCKER,
             )
         if node.mtime != entry.mtime:
             # Some runtimes give the file the time of the link's header.
