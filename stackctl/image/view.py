@@ -180,6 +180,9 @@ class Doubts:
     def __iter__(self) -> Iterator[Doubt]:
         return iter(self._all.values())
 
+    def __len__(self) -> int:
+        return len(self._all)
+
     @property
     def may_end(self) -> bool:
         """Whether there is a doubt that a later layer may end."""
