@@ -16,6 +16,8 @@ from github.Requester import (
     Requester,
 )
 
+from stackctl.connection import BoundedAdapter
+
 MAX_ANSWER: Final = 64 << 20
 """Largest answer that is read: bytes. A page of 100 pull requests is below 15 MiB."""
 
@@ -82,9 +84,17 @@ def _getresponse(this: Any) -> Any:
 class _Http(HTTPRequestsConnectionClass):
     getresponse = _getresponse
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.session.mount("http://", BoundedAdapter(max_retries=0))
+
 
 class _Https(HTTPSRequestsConnectionClass):
     getresponse = _getresponse
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.session.mount("https://", BoundedAdapter(max_retries=0))
 
 
 def connect(api: str, token: str, timeout: int) -> Requester:
@@ -93,7 +103,8 @@ def connect(api: str, token: str, timeout: int) -> Requester:
     Args:
         api: Base URL of the REST interface.
         token: Token to log in with.
-        timeout: Longest silence of the server: seconds.
+        timeout: Longest silence of the server, and time until the head of an answer
+            is there: seconds.
     """
     Requester.injectConnectionClasses(_Http, _Https)
     try:

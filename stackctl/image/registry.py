@@ -30,10 +30,10 @@ from pathlib import Path
 import requests
 import urllib3
 
+from stackctl.connection import BoundedAdapter
 from stackctl.errors import InputError
 from stackctl.image.auth import Credentials, find_credentials
 from stackctl.image.blobs import read_small, verified
-from stackctl.image.connection import BoundedAdapter
 from stackctl.image.errors import DigestError, LimitError, RegistryError
 from stackctl.image.limits import Limits
 from stackctl.image.reference import RegistryReference

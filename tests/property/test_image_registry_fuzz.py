@@ -2,8 +2,6 @@
 """A registry whose answers are random: a verdict each time, and no wrong one."""
 
 import gzip
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -11,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from images import PACKAGE_ROOT, SITE, Demo, build_image, tree_layer
+from talker import Talk, talker
 
 from stackctl.image.expectation import ExpectedTree, folder_tree
 from stackctl.image.roots import PACKAGE, Root
@@ -58,25 +57,11 @@ class Server:
     """Gives the answers of a list, then right ones."""
 
     answers: list[Answer | None] = field(default_factory=list)
+    port: int = 0
 
-    def __post_init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connected, _ = self.listener.accept()
-            except OSError:
-                return
-            with connected:
-                try:
-                    self._answer(connected)
-                except OSError:
-                    continue
-
-    def _answer(self, connected: socket.socket) -> None:
+    def answer(self, talk: Talk) -> None:
+        """Answer one request."""
+        connected = talk.connected
         connected.settimeout(5)
         asked = b""
         while b"\r\n\r\n" not in asked:
@@ -101,8 +86,8 @@ class Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     made = Server()
-    yield made
-    made.listener.close()
+    with talker(made.answer) as made.port:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,16 @@
 from typing import Any
 
 import pytest
+import requests
 from github_server import Call, FakeGitHub, Pull
+from talker import ENDLESS_HEADS, talker, without_end
 
 from stackctl.errors import RemoteError
 from stackctl.github import endpoint as module
 from stackctl.github.endpoint import Endpoint, Patience, RefusedError, _limit, _next
 from stackctl.github.look import contains, read_pull
 from stackctl.github.token import Token
+from stackctl.github.transport import connect
 
 
 @pytest.fixture
@@ -37,6 +40,15 @@ def test_a_page_that_is_known_is_not_sent_again(
     # What has changed comes anew.
     server.pulls[250].title = "new"
     assert endpoint.pages("/pulls", state="all")[0]["title"] == "new"
+
+
+@pytest.mark.parametrize(("first", "again"), ENDLESS_HEADS)
+def test_the_head_of_an_answer_has_its_time(first: bytes, again: bytes) -> None:
+    """However many bytes come: it is no answer."""
+    with talker(without_end(first, again)) as port:
+        requester = connect(f"http://127.0.0.1:{port}/api/v3", "t", 1)
+        with pytest.raises((requests.exceptions.RequestException, OSError)):
+            requester.requestJson("GET", "/repos/o/r")
 
 
 def test_links() -> None:

@@ -2,13 +2,10 @@
 """Registries that are well, ill and hostile."""
 
 import base64
-import contextlib
 import gzip
 import json
 import os
-import socket
 import stat
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -26,6 +23,7 @@ from registry_server import (
     trickle,
     truncated,
 )
+from talker import ENDLESS_HEADS, talker, without_end
 
 from stackctl.image.expectation import folder_tree
 from stackctl.image.report import Report
@@ -520,51 +518,14 @@ def test_token_service_that_gives_no_token(
     assert "top-secret" not in json.dumps(report.document())
 
 
-class Talker:
-    """A server that says what it is given to say, without an end."""
-
-    def __init__(self, first: bytes, again: bytes) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.reference = f"docker://127.0.0.1:{self._listener.getsockname()[1]}/a"
-        self._said = first, again
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connected, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connected,), daemon=True).start()
-
-    def _talk(self, connected: socket.socket) -> None:
-        with connected, contextlib.suppress(OSError):
-            connected.recv(1 << 16)
-            connected.sendall(self._said[0])
-            while True:
-                connected.sendall(self._said[1])
-                time.sleep(0.02)
-
-    def close(self) -> None:
-        self._listener.close()
-
-
-@pytest.mark.parametrize(
-    ("first", "again"),
-    [
-        (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
-        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
-    ],
-)
+@pytest.mark.parametrize(("first", "again"), ENDLESS_HEADS)
 def test_head_of_an_answer_that_does_not_end(
     client: Client, first: bytes, again: bytes
 ) -> None:
-    talker = Talker(first, again)
-    try:
-        report = client.verify(talker.reference, read_seconds=0.5, tries=2)
-    finally:
-        talker.close()
+    with talker(without_end(first, again)) as port:
+        report = client.verify(
+            f"docker://127.0.0.1:{port}/a", read_seconds=0.5, tries=2
+        )
     assert (report.verdict, report.exit_code) == ("unverifiable", 6)
 
 
