@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from support import ROOT
 
 LAYERS = (
-    ("errors", "interrupts", "progress"),
+    ("connection", "errors", "interrupts", "progress"),
     ("fsutil", "project", "scratch"),
     ("model",),
     ("git",),
