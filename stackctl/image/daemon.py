@@ -54,18 +54,18 @@ def saved_image(name: str, environ: Mapping[str, str]) -> Iterator[bytes]:
     Raises:
         RegistryError: No daemon listens, or it does not have the image.
     """
-    for name in ("DOCKER_HOST", "CONTAINER_HOST"):
-        value = environ.get(name, "")
+    for variable in ("DOCKER_HOST", "CONTAINER_HOST"):
+        value = environ.get(variable, "")
         if value.startswith("unix://"):
             break
         if value:
             # Another daemon may have another image of that name.
             raise RegistryError(
-                f"{name} names a daemon that is not on a socket of this machine",
+                f"{variable} names a daemon that is not on a socket of this machine",
                 kind="no-daemon",
                 hint="save the image there to a file and use docker-archive:, or push "
-                f"it and use docker://; or unset {name}",
-                where={"variable": name},
+                f"it and use docker://; or unset {variable}",
+                where={"variable": variable},
             )
     path = next((p for p in sockets(environ) if Path(p).exists()), None)
     if path is None:

@@ -4,6 +4,9 @@
 import gzip
 import hashlib
 import json
+import socket
+import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -286,6 +289,33 @@ def test_daemon_elsewhere_is_no_reason_to_ask_another(
     report = ask(tmp_path, "docker-daemon:demo", environ={name: host})
     assert answer(report) == ("unverifiable", 6, "no-daemon")
     assert name in str(report.reason["message"])
+
+
+@pytest.mark.parametrize("name", ["DOCKER_HOST", "CONTAINER_HOST"])
+def test_a_daemon_is_asked_for_the_image(tmp_path: Path, name: str) -> None:
+    asked: list[bytes] = []
+
+    def answer_once() -> None:
+        with listener.accept()[0] as connected:
+            asked.append(connected.recv(1 << 16).partition(b"\r\n")[0])
+            connected.sendall(b"HTTP/1.1 404 N\r\nContent-Length: 2\r\n\r\n{}")
+
+    with (
+        # The path of a socket is short.
+        tempfile.TemporaryDirectory() as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        listener.settimeout(60)
+        listener.bind(f"{folder}/d")
+        listener.listen()
+        thread = threading.Thread(target=answer_once)
+        thread.start()
+        host = {name: f"unix://{folder}/d"}
+        report = ask(tmp_path, "docker-daemon:team/demo:1", environ=host)
+        thread.join()
+    assert asked == [b"GET /images/team/demo:1/get HTTP/1.1"]
+    assert answer(report) == ("unverifiable", 6, "daemon")
+    assert "'team/demo:1'" in str(report.reason["message"])
 
 
 @pytest.mark.parametrize("packed", PACKED)
