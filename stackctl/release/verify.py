@@ -207,15 +207,15 @@ class Verifier:
                 run = _Run(self, tag, proof, folder, demands, checks)
                 composition = run.all()
                 checks.attempt("components", lambda: _components(tag.message, proof))
-                for name in component_names(proof.files):
+                for component in component_names(proof.files):
                     _Component(
                         self,
                         tag,
-                        proof.part(name),
-                        folder / COMPONENTS / name,
+                        proof.part(component),
+                        folder / COMPONENTS / component,
                         demands,
                         checks,
-                        name,
+                        component,
                     ).all()
         _forced(tag.message, demands, checks)
         return Verified(

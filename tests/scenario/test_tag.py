@@ -615,6 +615,7 @@ def test_a_release_of_several_components(
     composition = done["components"][0]["composition"]
     assert f"\nComponent: kernels: composition {composition}, tree " in text
     found = verify(into)
+    assert found["tag"] == TAG
     assert {"kernels/compose", "kernels/statement"} <= {
         each["name"] for each in found["checks"]
     }
