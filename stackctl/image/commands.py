@@ -59,7 +59,7 @@ class CommandCheck:
         for home in sorted(homes):
             declared = self._declared(home)
             for name in sorted(declared):
-                path = home + b"/" + name.encode()
+                path = home + b"/" + _encoded(name)
                 if self._is_file(path) and not self._launches(path, home, name):
                     changed.append(path)
             shadows += self._shadowed(home, homes, declared)
@@ -152,10 +152,10 @@ class CommandCheck:
                 folders.append(at.path)
             # Without its folder on the path nobody means its interpreter.
             for name in sorted({*declared, *(interpreters if reached else ())}):
-                path = self._first(folders, name.encode())
+                path = self._first(folders, _encoded(name))
                 if path is None:
                     continue
-                own = self._view.lookup(home + b"/" + name.encode())
+                own = self._view.lookup(home + b"/" + _encoded(name))
                 same = self._view.lookup(path).path == own.path
                 if not same and not (
                     name in declared and self._launches(path, home, name)
@@ -170,3 +170,8 @@ class CommandCheck:
             if node is not None and node.kind == "f" and node.mode & 0o111:
                 return path
         return None
+
+
+def _encoded(name: str) -> bytes:
+    """Return a command's name as bytes; what an image states need not be UTF-8."""
+    return name.encode("utf-8", "surrogateescape")

@@ -444,6 +444,14 @@ COMMANDS = (
         "another command that the image alone names": over(
             "console-script", command("evil", "usr/bin/demo2"), stated(TWO)
         ),
+        "another command whose name is no text": over(
+            "console-script",
+            Tar().file(b"usr/bin/d\xff", "evil", mode=0o755),
+            Tar().file(
+                f"{SITE}/demo-1.dist-info/entry_points.txt",
+                b"[console_scripts]\nd\xff = demo.cli:main\n",
+            ),
+        ),
         "a command that the image describes as it is": over(
             "console-script",
             command(PIP.replace("demo.cli", "evil")),
