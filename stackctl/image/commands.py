@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from stackctl.image import entrypoints
 from stackctl.image.contents import Contents
 from stackctl.image.rules import Allow
-from stackctl.image.settings import Settings
+from stackctl.image.settings import Settings, encoded
 from stackctl.image.view import Node, View
 from stackctl.image.warn import Warn, about, not_allowed
 
@@ -59,7 +59,7 @@ class CommandCheck:
         for home in sorted(homes):
             declared = self._declared(home)
             for name in sorted(declared):
-                path = home + b"/" + _encoded(name)
+                path = home + b"/" + encoded(name)
                 if self._is_file(path) and not self._launches(path, home, name):
                     changed.append(path)
             shadows += self._shadowed(home, homes, declared)
@@ -152,10 +152,10 @@ class CommandCheck:
                 folders.append(at.path)
             # Without its folder on the path nobody means its interpreter.
             for name in sorted({*declared, *(interpreters if reached else ())}):
-                path = self._first(folders, _encoded(name))
+                path = self._first(folders, encoded(name))
                 if path is None:
                     continue
-                own = self._view.lookup(home + b"/" + _encoded(name))
+                own = self._view.lookup(home + b"/" + encoded(name))
                 same = self._view.lookup(path).path == own.path
                 if not same and not (
                     name in declared and self._launches(path, home, name)
@@ -170,8 +170,3 @@ class CommandCheck:
             if node is not None and node.kind == "f" and node.mode & 0o111:
                 return path
         return None
-
-
-def _encoded(name: str) -> bytes:
-    """Return a command's name as bytes; what an image states need not be UTF-8."""
-    return name.encode("utf-8", "surrogateescape")

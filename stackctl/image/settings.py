@@ -68,7 +68,7 @@ class Settings:
     @property
     def start(self) -> bytes:
         """The folder in which the image's programs start."""
-        return _encoded(self.working) or b"/"
+        return encoded(self.working) or b"/"
 
     def warnings(self) -> Iterator[Warn]:
         """Yield what is to say about it."""
@@ -120,7 +120,7 @@ class Settings:
         volumes = run.get("Volumes")
         if isinstance(volumes, dict):
             for volume in sorted(volumes):
-                if self._covers_root(_encoded(volume)):
+                if self._covers_root(encoded(volume)):
                     yield Warn(
                         "volume-over-root",
                         f"the config declares the volume {volume!r}: what is mounted "
@@ -148,11 +148,11 @@ class Settings:
         if not folder.startswith("/"):
             # Below the working folder, whatever that is; `$ORIGIN` is nobody's guess.
             return True
-        found = self._view.lookup(_encoded(folder))
+        found = self._view.lookup(encoded(folder))
         return (
             found.node is not None
             and bool(found.node.children)
-            and bool(not_allowed([clean_path(_encoded(folder))], self._allow))
+            and bool(not_allowed([clean_path(encoded(folder))], self._allow))
         )
 
     def _covers_root(self, volume: bytes) -> bool:
@@ -160,7 +160,7 @@ class Settings:
         volume = clean_path(volume)
         real = self._view.lookup(volume).path
         for comparison in self._comparisons:
-            literal = _encoded(comparison.root.path)
+            literal = encoded(comparison.root.path)
             for root in (comparison.real_path, literal.strip(b"/")):
                 for path in (real, volume):
                     inside = below(root, path) or below(path, root)
@@ -188,10 +188,10 @@ class Settings:
         """Yield the folders that a variable lists."""
         for part in value.split(":"):
             place = part if part.startswith("/") else f"{self.working}/{part}"
-            yield place.encode()
+            yield encoded(place)
 
 
-def _encoded(text: str) -> bytes:
+def encoded(text: str) -> bytes:
     """Return a text of a document as the bytes of a path, whatever the locale."""
     return text.encode("utf-8", "surrogateescape")
 
@@ -205,4 +205,4 @@ def _is_bare(command: object) -> bool:
     """Whether a command is a shell or an interpreter by itself."""
     if not isinstance(command, list) or len(command) != 1:
         return False
-    return bool(_BARE.fullmatch(_encoded(str(command[0])).rpartition(b"/")[2]))
+    return bool(_BARE.fullmatch(encoded(str(command[0])).rpartition(b"/")[2]))
